@@ -1,0 +1,30 @@
+"""Versioned keys: one seam to memory, an embedded database and Oxia."""
+
+from forebay.coordination._api import (
+    Coordinator,
+    Delete,
+    DeleteRange,
+    Operation,
+    Put,
+    Record,
+    Session,
+    Watch,
+    WriteResult,
+    children,
+)
+from forebay.kit.conditions import ABSENT, ANY
+
+__all__ = [
+    "ABSENT",
+    "ANY",
+    "Coordinator",
+    "Delete",
+    "DeleteRange",
+    "Operation",
+    "Put",
+    "Record",
+    "Session",
+    "Watch",
+    "WriteResult",
+    "children",
+]

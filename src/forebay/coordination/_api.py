@@ -1,0 +1,307 @@
+"""The seam to coordination: versioned keys, sessions, and many writes in one round trip.
+
+The contract, held by one behaviour suite for every tenant:
+
+* A key is a path. Order is promised only among the leaves of one directory, because servers differ beyond
+  it; ranges and neighbour lookups therefore never leave the directory of the key they are given.
+* A version is a number that grows with every write and never comes back, not even after a delete.
+* `write` sends many operations in one round trip and answers each one by itself. It is ordered, not
+  transactional: all puts, then all deletes, then all range deletes, each kind in the order given, and a
+  refused operation does not stop the others. Readers see the operations of one shard all at once.
+* `partition_key` says which keys live together. Whoever writes a key with it must read it with it; without
+  one a key lives by itself. Operations of one `write` that share it are one atomic step.
+* An ephemeral key belongs to a session and vanishes with it. Any later put by somebody else makes it theirs.
+* Three outcomes: done, `NotDone` (mostly `PreconditionFailed`), `OutcomeUnknown`. Put something unique into
+  a value that is written conditionally, so that a lost reply can be resolved by reading back.
+* Calls that are not awaited one after the other are concurrent and may be applied in any order.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from forebay.errors import ForebayError, InvalidKey, LimitExceeded
+from forebay.kit.conditions import ANY, Condition
+
+__all__ = [
+    "Coordinator",
+    "Delete",
+    "DeleteRange",
+    "Operation",
+    "Put",
+    "Record",
+    "Session",
+    "Watch",
+    "When",
+    "WriteResult",
+    "children",
+    "directory_of",
+    "validate_key",
+    "validate_range",
+    "validate_value",
+]
+
+When: TypeAlias = Condition | int
+"""`ANY`, `ABSENT`, or the version that must be there."""
+
+KEY_BYTES_MAX = 1024
+VALUE_BYTES_MAX = 1024 * 1024
+"""Largest value. Keys are for metadata; data belongs into objects."""
+SCAN_RECORDS_MAX = 1000
+"""Most records one range scan returns; ask again from the last key for more."""
+WRITE_OPERATIONS_MAX = 10_000
+"""Most operations of one `write`."""
+SESSION_TIMEOUT_MS_MIN = 2_000
+SESSION_TIMEOUT_MS_MAX = 300_000
+"""Bounds of a session timeout: those of an Oxia server, so that every tenant takes the same values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A key as one write left it."""
+
+    key: str
+    value: bytes
+    version: int
+    session_id: int | None = None
+    """The session an ephemeral key belongs to."""
+
+
+class Session(abc.ABC):
+    """Proof of life. It renews itself until closed; when its process dies, its keys vanish with it."""
+
+    id: int
+    timeout_ms: int
+
+    @property
+    @abc.abstractmethod
+    def alive(self) -> bool:
+        """Whether the session is certainly still valid by our own clock: maybe too pessimistic, never too late."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """End it now. Its ephemeral keys are gone when this returns."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a value if the condition holds."""
+
+    key: str
+    value: bytes
+    when: When = ANY
+    session: Session | None = None
+    """Makes the key ephemeral."""
+    partition_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a key if the condition holds. Removing what is not there succeeds under `ANY`."""
+
+    key: str
+    when: When = ANY
+    partition_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRange:
+    """Remove the leaves of one directory with start <= key < end, in one atomic step."""
+
+    start: str
+    end: str
+    partition_key: str | None = None
+
+
+Operation: TypeAlias = Put | Delete | DeleteRange
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What became of one operation of a `write`."""
+
+    version: int | None = None
+    """The new version, after a put that was done."""
+    error: ForebayError | None = None
+    """None: done. Otherwise a `NotDone` or an `OutcomeUnknown`."""
+
+    def unwrap(self) -> int | None:
+        """The version; raises the error."""
+        if self.error is not None:
+            raise self.error
+        return self.version
+
+
+class Watch(abc.ABC):
+    """Wakes its owner after changes in one directory. May wake without a reason, never sleeps through one."""
+
+    @abc.abstractmethod
+    async def changed(self) -> None:
+        """Return once something may have changed since the watch began or since the last return."""
+
+
+class Coordinator(abc.ABC):
+    """Versioned keys, shared by all processes of a deployment."""
+
+    url: str
+    """What `open_coordinator` was given, without secrets: for messages."""
+
+    @abc.abstractmethod
+    async def get(self, key: str, *, partition_key: str | None = None) -> Record | None:
+        """The record, or None."""
+
+    @abc.abstractmethod
+    async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:
+        """Apply many operations in one round trip (one per shard); one result each, in the order given.
+
+        Raises only for wrong usage, before anything is sent.
+        """
+
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        when: When = ANY,
+        *,
+        session: Session | None = None,
+        partition_key: str | None = None,
+    ) -> int:
+        """Write one key and return its new version."""
+        [result] = await self.write([Put(key, value, when, session, partition_key)])
+        version = result.unwrap()
+        assert version is not None
+        return version
+
+    async def delete(self, key: str, when: When = ANY, *, partition_key: str | None = None) -> None:
+        """Remove one key."""
+        [result] = await self.write([Delete(key, when, partition_key)])
+        result.unwrap()
+
+    async def delete_range(self, start: str, end: str, *, partition_key: str | None = None) -> None:
+        """Remove the leaves of one directory with start <= key < end, in one atomic step."""
+        [result] = await self.write([DeleteRange(start, end, partition_key)])
+        result.unwrap()
+
+    @abc.abstractmethod
+    async def range_scan(
+        self, start: str, end: str, *, limit: int = SCAN_RECORDS_MAX, partition_key: str | None = None
+    ) -> list[Record]:
+        """The first `limit` records of one directory with start <= key < end, in order, from one moment."""
+
+    async def scan_all(
+        self, start: str, end: str, *, partition_key: str | None = None
+    ) -> AsyncIterator[Record]:
+        """Every record of a range, scan after scan. Each scan is from one moment, all of them are not."""
+        while True:
+            records = await self.range_scan(start, end, partition_key=partition_key)
+            for record in records:
+                yield record
+            if len(records) < SCAN_RECORDS_MAX:
+                return
+            start = records[-1].key + "\0"
+
+    @abc.abstractmethod
+    async def ceiling(self, key: str, *, partition_key: str | None = None) -> Record | None:
+        """The lowest record at or above `key` in its directory."""
+
+    @abc.abstractmethod
+    async def floor(self, key: str, *, partition_key: str | None = None) -> Record | None:
+        """The highest record at or below `key` in its directory."""
+
+    @abc.abstractmethod
+    async def higher(self, key: str, *, partition_key: str | None = None) -> Record | None:
+        """The lowest record above `key` in its directory."""
+
+    @abc.abstractmethod
+    async def lower(self, key: str, *, partition_key: str | None = None) -> Record | None:
+        """The highest record below `key` in its directory."""
+
+    @abc.abstractmethod
+    async def open_session(self, timeout_ms: int = 15_000) -> Session:
+        """Begin a session. `timeout_ms` from 2,000 to 300,000."""
+
+    @abc.abstractmethod
+    def watch(self, directory: str) -> AbstractAsyncContextManager[Watch]:
+        """Watch the leaves of one directory from the moment the block is entered."""
+
+    async def close(self) -> None:
+        """Let go of threads and connections. Sessions opened here end; the data stays."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @abc.abstractmethod
+    async def list(
+        self, start: str, end: str, *, limit: int = SCAN_RECORDS_MAX, partition_key: str | None = None
+    ) -> list[str]:
+        """The keys of a range scan. (Last in the class: its name hides the builtin from annotations.)"""
+
+
+def directory_of(key: str) -> str:
+    """Everything before the last slash; empty at the top."""
+    return key.rpartition("/")[0]
+
+
+def children(directory: str) -> tuple[str, str]:
+    """The range of all leaves of `directory`: the one pair of bounds every server orders alike."""
+    return f"{directory}/", f"{directory}//"
+
+
+def validate_key(key: str) -> str:
+    """Return `key`, or raise `InvalidKey` naming what is wrong with it."""
+    _check_path(key)
+    if "." in key.rpartition("/")[2]:
+        raise InvalidKey(
+            key, "its last part holds a '.'", hint="some Oxia servers lose such keys; encode the dot"
+        )
+    return key
+
+
+def validate_range(start: str, end: str) -> tuple[str, str]:
+    """Return the bounds, or raise `InvalidKey` where they are not of one directory."""
+    directory = directory_of(start)
+    if not directory:
+        raise InvalidKey(start, "a range needs a directory", hint="ranges cover the leaves of one directory")
+    _check_path(directory)
+    if end != f"{directory}//" and directory_of(end) != directory:
+        raise InvalidKey(end, f"it is not in the directory {directory!r} of the start")
+    return start, end
+
+
+def validate_value(value: bytes) -> bytes:
+    """Return `value`, or raise `LimitExceeded`."""
+    if len(value) > VALUE_BYTES_MAX:
+        raise LimitExceeded("VALUE_BYTES_MAX", limit=VALUE_BYTES_MAX, actual=len(value))
+    return value
+
+
+def _check_path(key: str) -> None:
+    if not key:
+        raise InvalidKey(key, "it is empty")
+    if not key.isprintable():
+        raise InvalidKey(key, "it holds a control character or one that cannot be printed")
+    if len(key.encode()) > KEY_BYTES_MAX:
+        raise InvalidKey(key, f"longer than {KEY_BYTES_MAX} bytes")
+    parts = key.split("/")
+    if "" in parts:
+        raise InvalidKey(key, "a part is empty", hint="use plain names between single slashes")
+    if parts[0] == "__oxia":
+        raise InvalidKey(key, "'__oxia' belongs to the server")

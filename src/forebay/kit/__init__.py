@@ -1,0 +1,1 @@
+"""What every engine needs once: time, identity, retry, batching, limits, metrics, background services."""

@@ -1,0 +1,174 @@
+"""The seam to object storage: what every engine may ask of a bucket, and what it may rely on.
+
+The contract, held by one behaviour suite for every tenant:
+
+* `put` is atomic and durable when it returns. Its condition is checked and the object replaced in one step.
+* Every write has one of three outcomes: done, `NotDone` (mostly `PreconditionFailed`), `OutcomeUnknown`.
+  A tenant whose reply was lost reads back and looks for its own mark before it answers.
+* A version is opaque and belongs to exactly one write. On S3 it is the ETag, mostly a hash of the body, so
+  bodies that are written conditionally must be unique: a counter or a token in them keeps a stale version
+  from coming back.
+* `get` returns data and version of the same write.
+* `list` is in byte order of the keys and sees every write that finished before it began.
+* No key may be a directory of another (`a` and `a/b`): files cannot hold both, so no store is asked to.
+* Deleting what is not there succeeds.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from forebay.errors import ForebayError, InvalidKey
+from forebay.kit.conditions import ANY, Condition
+
+__all__ = [
+    "Buffer",
+    "DeleteResult",
+    "ObjectInfo",
+    "ObjectStore",
+    "Range",
+    "StoredObject",
+    "When",
+    "validate_key",
+    "validate_prefix",
+]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+When: TypeAlias = Condition | str
+"""`ANY`, `ABSENT`, or the version that must be there."""
+Range: TypeAlias = tuple[int, int]
+"""First byte and length."""
+
+KEY_BYTES_MAX = 900
+"""Longest key. S3 takes 1,024 bytes; the rest is left for the prefix in the store's URL."""
+KEY_PART_BYTES_MAX = 240
+"""Longest part between two slashes: a file name has 255 bytes, some stay free for our own suffixes."""
+RESERVED_DIRECTORY = ".forebay"
+"""First key part that belongs to the local store itself: locks, half-written files, coordination."""
+LIST_PAGE_KEYS = 1000
+"""Keys per page of a listing, as in S3."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object as one write left it."""
+
+    key: str
+    data: bytes
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a listing or a head request tells."""
+
+    key: str
+    size: int
+    version: str
+    last_modified_ms: int
+    """By the store's clock, in milliseconds since the Unix epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResult:
+    """What became of one key of a bulk delete."""
+
+    key: str
+    error: ForebayError | None = None
+    """None: the key is gone."""
+
+
+class ObjectStore(abc.ABC):
+    """One bucket, or one directory of it."""
+
+    url: str
+    """What `open_store` was given, without secrets: for messages."""
+
+    @abc.abstractmethod
+    async def put(self, key: str, data: Buffer, when: When = ANY) -> str:
+        """Store `data` durably under `key` if `when` holds; return the new version.
+
+        Raises `PreconditionFailed`, another `NotDone`, or `OutcomeUnknown`.
+        """
+
+    @abc.abstractmethod
+    async def get(self, key: str) -> StoredObject:
+        """The whole object. Raises `NotFound`."""
+
+    @abc.abstractmethod
+    async def get_if_changed(self, key: str, version: str) -> StoredObject | None:
+        """The object, or None if it is still at `version`. Raises `NotFound`."""
+
+    @abc.abstractmethod
+    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        """Several byte ranges of one object, in the order asked for. A range past the end is an error."""
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """One byte range."""
+        [data] = await self.get_ranges(key, [(start, length)])
+        return data
+
+    @abc.abstractmethod
+    async def head(self, key: str) -> ObjectInfo:
+        """Size, version and time without the data. Raises `NotFound`."""
+
+    @abc.abstractmethod
+    def list_pages(
+        self, prefix: str = "", *, after: str = "", page_keys: int = LIST_PAGE_KEYS
+    ) -> AsyncIterator[list[ObjectInfo]]:
+        """Objects whose key starts with `prefix` and comes after `after`, in byte order, page by page."""
+
+    @abc.abstractmethod
+    async def delete(self, keys: Sequence[str]) -> list[DeleteResult]:
+        """Delete many objects; one result per key, in order. A missing key counts as deleted."""
+
+    async def close(self) -> None:
+        """Let go of threads and connections. The data stays."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def list(self, prefix: str = "", *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        """`list_pages`, one by one. (Last in the class: its name hides the builtin from annotations.)"""
+        async for page in self.list_pages(prefix, after=after):
+            for info in page:
+                yield info
+
+
+def validate_key(key: str) -> str:
+    """Return `key`, or raise `InvalidKey` naming what is wrong with it."""
+    _check_parts(key, key.split("/"))
+    if len(key) > KEY_BYTES_MAX or len(key.encode("utf-8", "surrogatepass")) > KEY_BYTES_MAX:
+        raise InvalidKey(key, f"longer than {KEY_BYTES_MAX} bytes")
+    return key
+
+
+def validate_prefix(prefix: str) -> str:
+    """Return `prefix`, or raise `InvalidKey`. Empty means everything; the last part may be cut anywhere."""
+    if prefix:
+        parts = prefix.split("/")
+        _check_parts(prefix, parts if parts[-1] else parts[:-1])
+    return prefix
+
+
+def _check_parts(key: str, parts: Sequence[str]) -> None:
+    if not key:
+        raise InvalidKey(key, "it is empty")
+    if not key.isprintable():
+        raise InvalidKey(key, "it holds a control character or one that cannot be printed")
+    for part in parts:
+        if part in ("", ".", ".."):
+            raise InvalidKey(key, f"a part is {part!r}", hint="use plain names between single slashes")
+        if len(part) > KEY_PART_BYTES_MAX or len(part.encode("utf-8", "surrogatepass")) > KEY_PART_BYTES_MAX:
+            raise InvalidKey(key, f"a part is longer than {KEY_PART_BYTES_MAX} bytes")
+    if parts[0] == RESERVED_DIRECTORY:
+        raise InvalidKey(key, f"{RESERVED_DIRECTORY!r} belongs to the local store")
