@@ -81,7 +81,7 @@ class Session(abc.ABC):
     @property
     @abc.abstractmethod
     def alive(self) -> bool:
-        """Whether the session is certainly still valid by our own clock: maybe too pessimistic, never too late."""
+        """Whether the session is certainly valid by our own clock. In doubt it says no."""
 
     @abc.abstractmethod
     async def close(self) -> None:
