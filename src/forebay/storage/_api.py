@@ -11,6 +11,7 @@ The contract, held by one behaviour suite for every tenant:
 * `get` returns data and version of the same write.
 * `list` is in byte order of the keys and sees every write that finished before it began.
 * No key may be a directory of another (`a` and `a/b`): files cannot hold both, so no store is asked to.
+  Memory and local files refuse it with `KeyConflict`; a bucket does not look.
 * Deleting what is not there succeeds.
 """
 
@@ -22,19 +23,25 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from forebay.errors import ForebayError, InvalidKey
+from forebay.errors import ForebayError, InvalidKey, NotDone, UsageError
 from forebay.kit.conditions import ANY, Condition
 
 __all__ = [
     "Buffer",
     "DeleteResult",
+    "InvalidRange",
+    "KeyConflict",
     "ObjectInfo",
     "ObjectStore",
     "Range",
     "StoredObject",
     "When",
+    "parents_of",
     "validate_key",
+    "validate_page_keys",
     "validate_prefix",
+    "validate_range",
+    "validate_when",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -51,6 +58,28 @@ RESERVED_DIRECTORY = ".forebay"
 """First key part that belongs to the local store itself: locks, half-written files, coordination."""
 LIST_PAGE_KEYS = 1000
 """Keys per page of a listing, as in S3."""
+
+
+class KeyConflict(InvalidKey, NotDone):
+    """The key is a directory of another key, or lies below one. Nothing was written."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason, hint="choose another key: no object may be a directory of another")
+
+
+class InvalidRange(UsageError):
+    """A byte range that is not inside the object."""
+
+    def __init__(self, key: str, start: int, length: int, size: int | None = None) -> None:
+        known = "" if size is None else f" of {size}"
+        super().__init__(
+            f"{key!r} has no bytes {start}..{start + length}{known}", hint="ask head() for the size first"
+        )
+        self.key = key
+        self.start = start
+        self.length = length
+        self.size = size
+        """Bytes of the object, or None where the other side did not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +134,7 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
-        """Several byte ranges of one object, in the order asked for. A range past the end is an error."""
+        """Several byte ranges of one object, in the order asked for. Raises `InvalidRange` past the end."""
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """One byte range."""
@@ -158,6 +187,31 @@ def validate_prefix(prefix: str) -> str:
         parts = prefix.split("/")
         _check_parts(prefix, parts if parts[-1] else parts[:-1])
     return prefix
+
+
+def validate_when(when: When) -> None:
+    """Raise `UsageError` where `when` is an empty version or None: neither says what must be there."""
+    if not when:
+        raise UsageError(
+            f"{when!r} is no condition", hint="give ANY, ABSENT or the version that must be there"
+        )
+
+
+def validate_page_keys(page_keys: int) -> None:
+    """Raise `UsageError` where a page could hold nothing."""
+    if page_keys < 1:
+        raise UsageError(f"a page of {page_keys} keys", hint="page_keys is at least 1")
+
+
+def validate_range(key: str, start: int, length: int, size: int | None = None) -> None:
+    """Raise `InvalidRange` unless the bytes asked for are there. A length of 0 is allowed."""
+    if start < 0 or length < 0 or (size is not None and start + length > size):
+        raise InvalidRange(key, start, length, size)
+
+
+def parents_of(key: str) -> list[str]:
+    """The directories that `key` lies in: `a/b/c` gives `a` and `a/b`."""
+    return [key[:at] for at, letter in enumerate(key) if letter == "/"]
 
 
 def _check_parts(key: str, parts: Sequence[str]) -> None:
