@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from forebay.errors import ForebayError, InvalidKey, LimitExceeded
+from forebay.errors import ForebayError, InvalidKey, LimitExceeded, UsageError
 from forebay.kit.conditions import ANY, Condition
 
 __all__ = [
@@ -41,8 +41,13 @@ __all__ = [
     "WriteResult",
     "children",
     "directory_of",
+    "validate_directory",
     "validate_key",
+    "validate_limit",
+    "validate_operations",
+    "validate_partition_key",
     "validate_range",
+    "validate_timeout_ms",
     "validate_value",
 ]
 
@@ -56,6 +61,8 @@ SCAN_RECORDS_MAX = 1000
 """Most records one range scan returns; ask again from the last key for more."""
 WRITE_OPERATIONS_MAX = 10_000
 """Most operations of one `write`."""
+WRITE_BYTES_MAX = 48 * 1024 * 1024
+"""Most bytes of keys and values of one `write`: below the 64 MiB at which an Oxia server breaks."""
 SESSION_TIMEOUT_MS_MIN = 2_000
 SESSION_TIMEOUT_MS_MAX = 300_000
 """Bounds of a session timeout: those of an Oxia server, so that every tenant takes the same values."""
@@ -275,8 +282,17 @@ def validate_key(key: str) -> str:
     return key
 
 
+def validate_directory(directory: str) -> str:
+    """Return `directory`, or raise `InvalidKey`. Dots are fine here: only the last part of a key may not."""
+    _check_path(directory)
+    return directory
+
+
 def validate_range(start: str, end: str) -> tuple[str, str]:
     """Return the bounds, or raise `InvalidKey` where they are not of one directory."""
+    # The bound just above the longest key, and the end of the longest directory, are longer than a key.
+    _check_text(start, KEY_BYTES_MAX + 1)
+    _check_text(end, KEY_BYTES_MAX + 2)
     directory = directory_of(start)
     if not directory:
         raise InvalidKey(start, "a range needs a directory", hint="ranges cover the leaves of one directory")
@@ -287,19 +303,101 @@ def validate_range(start: str, end: str) -> tuple[str, str]:
 
 
 def validate_value(value: bytes) -> bytes:
-    """Return `value`, or raise `LimitExceeded`."""
+    """Return `value`, or raise `LimitExceeded`. Only bytes: a buffer could change while it is written."""
+    if not isinstance(value, bytes):
+        raise UsageError(f"a value is bytes, not {type(value).__name__}", hint="wrap it in bytes(...)")
     if len(value) > VALUE_BYTES_MAX:
-        raise LimitExceeded("VALUE_BYTES_MAX", limit=VALUE_BYTES_MAX, actual=len(value))
+        raise LimitExceeded(
+            "VALUE_BYTES_MAX", limit=VALUE_BYTES_MAX, actual=len(value), hint="data belongs into objects"
+        )
     return value
 
 
+def validate_limit(limit: int) -> int:
+    """Return the limit of a scan, or raise a `UsageError`."""
+    if limit < 1:
+        raise UsageError(f"a scan of {limit} records makes no sense", hint="ask for at least 1")
+    if limit > SCAN_RECORDS_MAX:
+        raise LimitExceeded(
+            "SCAN_RECORDS_MAX", limit=SCAN_RECORDS_MAX, actual=limit, hint="use scan_all for more"
+        )
+    return limit
+
+
+def validate_timeout_ms(timeout_ms: int) -> int:
+    """Return the timeout of a session, or raise a `UsageError`."""
+    if not SESSION_TIMEOUT_MS_MIN <= timeout_ms <= SESSION_TIMEOUT_MS_MAX:
+        raise UsageError(
+            f"a session timeout of {timeout_ms} ms is out of bounds",
+            hint=f"take {SESSION_TIMEOUT_MS_MIN} to {SESSION_TIMEOUT_MS_MAX} ms",
+        )
+    return timeout_ms
+
+
+def validate_partition_key(partition_key: str | None) -> str | None:
+    """Return `partition_key`, or raise `InvalidKey`. Any printable text, since it is only hashed."""
+    if partition_key is not None:
+        _check_text(partition_key)
+        if not partition_key:
+            raise InvalidKey(partition_key, "a partition key is not empty", hint="leave it out instead")
+    return partition_key
+
+
+def validate_operations(operations: Sequence[Operation]) -> None:
+    """Raise a `UsageError` where any operation of a `write` is wrong, so that none of them is tried."""
+    if len(operations) > WRITE_OPERATIONS_MAX:
+        raise LimitExceeded(
+            "WRITE_OPERATIONS_MAX", limit=WRITE_OPERATIONS_MAX, actual=len(operations), hint="write in parts"
+        )
+    size = sum([_validate_operation(operation) for operation in operations])
+    if size > WRITE_BYTES_MAX:
+        raise LimitExceeded("WRITE_BYTES_MAX", limit=WRITE_BYTES_MAX, actual=size, hint="write in parts")
+
+
+def _validate_operation(operation: Operation) -> int:
+    if isinstance(operation, Put):
+        validate_key(operation.key)
+        validate_value(operation.value)
+        _check_when(operation.when)
+        size = len(operation.key) + len(operation.value)
+    elif isinstance(operation, Delete):
+        validate_key(operation.key)
+        _check_when(operation.when)
+        size = len(operation.key)
+    elif isinstance(operation, DeleteRange):
+        validate_range(operation.start, operation.end)
+        size = len(operation.start) + len(operation.end)
+    else:
+        raise UsageError(f"{operation!r:.200} is no operation", hint="use Put, Delete or DeleteRange")
+    validate_partition_key(operation.partition_key)
+    return size
+
+
+def _check_when(when: When) -> None:
+    if isinstance(when, Condition):
+        return
+    # A bool is an int, and -1 means "absent" to an Oxia server: both would be conditions nobody meant.
+    if type(when) is not int or when < 0:
+        raise UsageError(f"{when!r} is no condition of a write", hint="use ANY, ABSENT or a version")
+
+
+def _check_text(text: str, bytes_max: int = KEY_BYTES_MAX) -> None:
+    if not isinstance(text, str):
+        raise UsageError(f"a key is text, not {type(text).__name__}", hint="pass a str")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidKey(text, "it is not valid Unicode") from None
+    if size > bytes_max:
+        raise InvalidKey(text, f"longer than {bytes_max} bytes")
+
+
 def _check_path(key: str) -> None:
+    _check_text(key)
     if not key:
         raise InvalidKey(key, "it is empty")
     if not key.isprintable():
         raise InvalidKey(key, "it holds a control character or one that cannot be printed")
-    if len(key.encode()) > KEY_BYTES_MAX:
-        raise InvalidKey(key, f"longer than {KEY_BYTES_MAX} bytes")
     parts = key.split("/")
     if "" in parts:
         raise InvalidKey(key, "a part is empty", hint="use plain names between single slashes")
