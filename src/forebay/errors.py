@@ -57,6 +57,15 @@ class ForebayError(Exception):
         self.hint = hint
         """What to do about it, in one line. Empty where the message says it all."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process boundaries (pools, Spark workers). The default would call the constructor with
+        # the finished message, which most of ours do not take.
+        return _restore, (type(self), self.args), self.__dict__
+
+
+def _restore(kind: type[ForebayError], arguments: tuple[object, ...]) -> ForebayError:
+    return kind.__new__(kind, *arguments)
+
 
 class UsageError(ForebayError, ValueError):
     """The request itself is wrong: nothing was tried, and the same call can never succeed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 __all__ = ["ABSENT", "ANY", "Condition"]
 
@@ -17,9 +17,6 @@ class Condition(enum.Enum):
     def __str__(self) -> str:
         return self.value
 
-
-Any: TypeAlias = Literal[Condition.ANY]
-Absent: TypeAlias = Literal[Condition.ABSENT]
 
 ANY: Final = Condition.ANY
 """Write whatever is there."""
