@@ -1,0 +1,469 @@
+"""The accumulate-and-flush loop: what it promises to callers and to the engine behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.errors import Backpressure, Closed, LimitExceeded, OutcomeUnknown, Unavailable
+from forebay.kit.batcher import Batcher, BatcherConfig, Outcome, Ticket
+from forebay.kit.clock import SystemClock
+
+NEVER_MS = 3_600_000
+
+
+class Engine:
+    """An engine whose uploads and commits end when the test says so."""
+
+    def __init__(self, *, hold_uploads: bool = False, hold_commits: bool = False) -> None:
+        self.hold_uploads, self.hold_commits = hold_uploads, hold_commits
+        self.uploads: list[list[str]] = []
+        self.upload_gates: list[asyncio.Future[None]] = []
+        self.commits: list[list[list[str]]] = []
+        self.commit_gates: list[asyncio.Future[None]] = []
+        self.uploads_running = self.uploads_running_max = self.commits_running = 0
+
+    async def upload(self, items: Sequence[str]) -> list[str]:
+        self.uploads.append(list(items))
+        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.upload_gates.append(gate)
+        self.uploads_running += 1
+        self.uploads_running_max = max(self.uploads_running_max, self.uploads_running)
+        try:
+            if self.hold_uploads:
+                await gate
+            if "bad upload" in items:
+                raise Unavailable("the store is down")
+        finally:
+            self.uploads_running -= 1
+        return list(items)
+
+    async def commit(self, uploads: Sequence[list[str]]) -> Sequence[Outcome[str]]:
+        assert self.commits_running == 0, "two commits at once"
+        self.commits_running += 1
+        self.commits.append([list(upload) for upload in uploads])
+        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.commit_gates.append(gate)
+        try:
+            if self.hold_commits:
+                await gate
+        finally:
+            self.commits_running -= 1
+        return [[f"durable {item}" for item in upload] for upload in uploads]
+
+    def batcher(self, **config: Any) -> Batcher[str, list[str], str]:
+        return Batcher(
+            self.upload,
+            self.commit,
+            config=BatcherConfig(**{"age_ms": NEVER_MS, **config}),
+            clock=SystemClock(),
+        )
+
+
+async def settle() -> None:
+    """Let every task that can run do so until nothing moves: the engine has no timers in these tests."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_an_item_is_answered_with_its_own_result_after_the_commit() -> None:
+    engine = Engine(hold_commits=True)
+    batcher = engine.batcher()
+    first, second = await batcher.add("a", 1), await batcher.add("b", 1)
+    flush = asyncio.ensure_future(batcher.flush())
+    await settle()
+    assert engine.commits == [[["a", "b"]]]
+    assert not first.done(), "answered before the commit returned"
+    engine.commit_gates[0].set_result(None)
+    await flush
+    assert (await first, await second) == ("durable a", "durable b")
+    await batcher.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [({"batch_bytes": 30}, "bytes"), ({"batch_items": 3}, "items"), ({"age_ms": 1}, "age")],
+)
+async def test_a_batch_is_closed_by_bytes_count_and_age(config: dict[str, int], reason: str) -> None:
+    engine = Engine()
+    batcher = engine.batcher(**config)
+    tickets = [await batcher.add(name, 10) for name in ("a", "b", "c")]
+    assert [await ticket for ticket in tickets] == ["durable a", "durable b", "durable c"]
+    assert batcher.stats.closed[reason] >= 1
+    assert sum(batcher.stats.closed.values()) == len(engine.uploads)
+    await batcher.close()
+
+
+async def test_the_age_limit_holds_while_callers_never_pause() -> None:
+    batcher = Engine().batcher(age_ms=2, pending_items_max=10_000_000)
+    first = await batcher.add("first", 1)
+    added = 0
+    while not first.done() and added < 5_000_000:
+        for _ in range(100):
+            batcher.add_nowait("more", 1)
+        added += 100
+        await asyncio.sleep(0)
+    assert first.done(), "the first item starved"
+    await batcher.close()
+
+
+async def test_the_age_limit_holds_even_if_the_timer_never_gets_to_run() -> None:
+    engine = Engine()
+    batcher = engine.batcher(age_ms=2, pending_items_max=10_000_000)
+    batcher.add_nowait("first", 1)
+    added = 0
+    while not batcher.stats.closed and added < 5_000_000:
+        batcher.add_nowait("more", 1)  # no await: timers cannot run
+        added += 1
+    assert batcher.stats.closed == {"age": 1}
+    await batcher.close()
+
+
+async def test_uploads_run_in_parallel_and_commits_keep_the_order_of_closing() -> None:
+    engine = Engine(hold_uploads=True)
+    batcher = engine.batcher(batch_items=1, uploads_max=3)
+    tickets = [await batcher.add(name, 1) for name in ("a", "b", "c", "d")]
+    await settle()
+    assert engine.uploads == [["a"], ["b"], ["c"]], "three at once, the fourth waits"
+    for index in (2, 1):
+        engine.upload_gates[index].set_result(None)
+        await settle()
+    assert engine.commits == [], "b and c are ready, but a was closed first"
+    engine.upload_gates[0].set_result(None)
+    await settle()
+    assert engine.commits == [[["a"], ["b"], ["c"]]], "all that is ready goes into one commit"
+    engine.upload_gates[3].set_result(None)
+    assert [await ticket for ticket in tickets] == [f"durable {name}" for name in "abcd"]
+    assert engine.uploads_running_max == 3
+    await batcher.close()
+
+
+async def test_batches_that_become_ready_during_a_commit_share_the_next_one() -> None:
+    engine = Engine(hold_commits=True)
+    batcher = engine.batcher(batch_items=1, uploads_max=10, commit_batches_max=3)
+    for name in "abcdef":
+        await batcher.add(name, 1)
+    await settle()
+    engine.hold_commits = False
+    engine.commit_gates[0].set_result(None)
+    await batcher.close()
+    flat = [upload for commit in engine.commits for upload in commit]
+    assert flat == [[name] for name in "abcdef"]
+    assert max(len(commit) for commit in engine.commits) == 3
+
+
+async def test_while_all_slots_are_busy_the_open_batch_grows_and_leaves_when_one_is_free() -> None:
+    engine = Engine(hold_uploads=True)
+    batcher = engine.batcher(age_ms=0, uploads_max=1)
+    await batcher.add("a", 1)
+    await settle()
+    assert engine.uploads == [["a"]]
+    for name in "bcd":
+        await batcher.add(name, 1)
+        await settle()
+    assert engine.uploads == [["a"]], "due, but there is no slot"
+    engine.hold_uploads = False
+    engine.upload_gates[0].set_result(None)
+    await settle()
+    assert engine.uploads == [["a"], ["b", "c", "d"]]
+    await batcher.close()
+
+
+async def test_a_failed_upload_tells_its_waiters_and_holds_up_nobody() -> None:
+    engine = Engine()
+    batcher = engine.batcher(batch_items=1)
+    tickets = [await batcher.add(name, 1) for name in ("a", "bad upload", "c")]
+    with pytest.raises(Unavailable):
+        await batcher.flush()
+    assert await tickets[0] == "durable a"
+    with pytest.raises(Unavailable):
+        await tickets[1]
+    assert await tickets[2] == "durable c"
+    assert [upload for commit in engine.commits for upload in commit] == [["a"], ["c"]]
+    await batcher.close()
+
+
+async def test_a_failed_commit_tells_every_waiter_of_its_batches() -> None:
+    engine = Engine()
+
+    async def commit(uploads: Sequence[list[str]]) -> Sequence[Outcome[str]]:
+        raise OutcomeUnknown("commit")
+
+    batcher: Batcher[str, list[str], str] = Batcher(
+        engine.upload, commit, config=BatcherConfig(batch_items=2, age_ms=NEVER_MS), clock=SystemClock()
+    )
+    tickets = [await batcher.add(name, 1) for name in "abcd"]
+    with pytest.raises(OutcomeUnknown):
+        await batcher.close()
+    for ticket in tickets:
+        with pytest.raises(OutcomeUnknown):
+            await ticket
+    assert batcher.pending_items == batcher.pending_bytes == 0
+
+
+async def test_a_commit_may_answer_items_one_by_one() -> None:
+    engine = Engine()
+
+    async def commit(uploads: Sequence[list[str]]) -> Sequence[Outcome[str]]:
+        return [[Unavailable(item) if item == "b" else item for item in upload] for upload in uploads]
+
+    batcher: Batcher[str, list[str], str] = Batcher(
+        engine.upload, commit, config=BatcherConfig(age_ms=NEVER_MS), clock=SystemClock()
+    )
+    tickets = [await batcher.add(name, 1) for name in "abc"]
+    with pytest.raises(Unavailable):
+        await batcher.flush()
+    assert (await tickets[0], await tickets[2]) == ("a", "c")
+    with pytest.raises(Unavailable):
+        await tickets[1]
+    await batcher.close()
+
+
+@pytest.mark.parametrize("answers", [[], [["only one"]], [["1", "2"], ["extra"]]])
+async def test_a_commit_with_the_wrong_number_of_answers_leaves_the_outcome_unknown(answers: Any) -> None:
+    engine = Engine()
+
+    async def commit(uploads: Sequence[list[str]]) -> Sequence[Outcome[str]]:
+        outcomes: Sequence[Outcome[str]] = answers
+        return outcomes
+
+    batcher: Batcher[str, list[str], str] = Batcher(
+        engine.upload, commit, config=BatcherConfig(age_ms=NEVER_MS), clock=SystemClock()
+    )
+    tickets = [await batcher.add(name, 1) for name in "ab"]
+    with pytest.raises(OutcomeUnknown):
+        await batcher.close()
+    assert all(isinstance(ticket.exception(), OutcomeUnknown) for ticket in tickets)
+
+
+async def test_flush_reports_failures_nobody_looked_at_once() -> None:
+    engine = Engine()
+    batcher = engine.batcher(batch_items=1)
+    await batcher.add("bad upload", 1)
+    await settle()
+    with pytest.raises(Unavailable):
+        await batcher.flush()
+    await batcher.flush()
+    await batcher.close()
+
+
+async def test_flush_does_not_wait_for_items_added_after_it() -> None:
+    engine = Engine(hold_commits=True)
+    batcher = engine.batcher()
+    await batcher.add("a", 1)
+    flush = asyncio.ensure_future(batcher.flush())
+    await settle()
+    late = await batcher.add("late", 1)
+    engine.commit_gates[0].set_result(None)
+    await flush
+    assert not late.done()
+    engine.hold_commits = False
+    await batcher.close()
+    assert await late == "durable late"
+
+
+async def test_at_the_bound_callers_wait_in_line_and_the_open_batch_leaves_early() -> None:
+    engine = Engine(hold_commits=True)
+    batcher = engine.batcher(pending_items_max=2)
+    await batcher.add("a", 1)
+    await batcher.add("b", 1)
+    waiting = [asyncio.ensure_future(batcher.add(name, 1)) for name in ("c", "d")]
+    await settle()
+    assert not any(wait.done() for wait in waiting)
+    assert batcher.pending_items == 2
+    assert batcher.stats.closed == {"pressure": 1}
+    with pytest.raises(Backpressure):
+        batcher.add_nowait("e", 1)
+    engine.hold_commits = False
+    engine.commit_gates[0].set_result(None)
+    tickets: list[Ticket[str]] = [await wait for wait in waiting]
+    await batcher.close()
+    assert [await ticket for ticket in tickets] == ["durable c", "durable d"]
+
+
+async def test_bytes_are_bounded_and_an_item_that_can_never_fit_is_refused() -> None:
+    engine = Engine(hold_commits=True)
+    batcher = engine.batcher(pending_bytes_max=100)
+    with pytest.raises(LimitExceeded):
+        await batcher.add("huge", 101)
+    await batcher.add("a", 60)
+    with pytest.raises(Backpressure):
+        batcher.add_nowait("b", 60)
+    engine.hold_commits = False
+    await settle()
+    engine.commit_gates[0].set_result(None)
+    await (await batcher.add("b", 60))
+    await batcher.close()
+
+
+async def test_a_cancelled_wait_leaves_its_room_to_the_next() -> None:
+    engine = Engine(hold_commits=True)
+    batcher = engine.batcher(pending_items_max=1)
+    await batcher.add("a", 1)
+    cancelled = asyncio.ensure_future(batcher.add("gone", 1))
+    patient = asyncio.ensure_future(batcher.add("b", 1))
+    await settle()
+    cancelled.cancel()
+    engine.hold_commits = False
+    engine.commit_gates[0].set_result(None)
+    ticket = await patient
+    await batcher.flush()
+    assert await ticket == "durable b"
+    assert (batcher.pending_items, batcher.pending_bytes) == (0, 0)
+    assert engine.uploads == [["a"], ["b"]]
+    await batcher.close()
+
+
+async def test_a_wait_cancelled_in_the_moment_it_is_granted_gives_its_room_back() -> None:
+    engine = Engine(hold_commits=True)
+    batcher = engine.batcher(pending_items_max=1)
+    ticket = await batcher.add("a", 1)
+    waiting = asyncio.ensure_future(batcher.add("gone", 1))
+    await settle()
+    ticket.add_done_callback(lambda _: waiting.cancel())
+    engine.hold_commits = False
+    engine.commit_gates[0].set_result(None)
+    await batcher.flush()
+    await settle()
+    assert waiting.cancelled()
+    assert batcher.pending_items == 0
+    await batcher.close()
+
+
+async def test_close_flushes_and_then_refuses() -> None:
+    engine = Engine()
+    batcher = engine.batcher()
+    ticket = await batcher.add("a", 1)
+    await batcher.close()
+    assert await ticket == "durable a"
+    with pytest.raises(Closed):
+        await batcher.add("b", 1)
+    with pytest.raises(Closed):
+        batcher.add_nowait("b", 1)
+    await batcher.close()
+
+
+async def test_callers_that_wait_for_room_are_told_when_it_closes() -> None:
+    engine = Engine(hold_commits=True)
+    batcher = engine.batcher(pending_items_max=1)
+    await batcher.add("a", 1)
+    waiting = asyncio.ensure_future(batcher.add("b", 1))
+    await settle()
+    closing = asyncio.ensure_future(batcher.close())
+    await settle()
+    engine.commit_gates[0].set_result(None)
+    await closing
+    with pytest.raises(Closed):
+        await waiting
+    assert engine.uploads == [["a"]]
+
+
+async def test_leaving_the_block_makes_everything_durable() -> None:
+    engine = Engine()
+    async with engine.batcher() as batcher:
+        ticket = await batcher.add("a", 1)
+    assert await ticket == "durable a"
+
+
+async def test_a_cancelled_upload_is_certainly_not_done_and_a_cancelled_commit_is_unknown() -> None:
+    for hold, expected in (({"hold_uploads": True}, Closed), ({"hold_commits": True}, OutcomeUnknown)):
+        engine = Engine(**hold)
+        batcher = engine.batcher(batch_items=1)
+        sent = await batcher.add("a", 1)
+        await settle()
+        still_open = await batcher.add("b", 1)
+        for task in list(batcher._tasks):
+            task.cancel()
+        await settle()
+        assert isinstance(sent.exception(), expected)
+        assert isinstance(still_open.exception(), (Closed, OutcomeUnknown))
+        with pytest.raises((Closed, OutcomeUnknown)):
+            await batcher.close()
+
+
+async def test_a_ticket_given_up_by_its_caller_does_not_disturb_the_others() -> None:
+    batcher = Engine().batcher()
+    given_up, kept = await batcher.add("a", 1), await batcher.add("b", 1)
+    given_up.cancel()
+    await batcher.close()
+    assert await kept == "durable b"
+
+
+@pytest.mark.parametrize(
+    "config", [{"batch_bytes": 0}, {"age_ms": -1}, {"uploads_max": 0}, {"pending_items_max": 0}]
+)
+def test_a_config_out_of_range_is_refused(config: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(config))):
+        BatcherConfig(**config)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), max_size=60),
+    batch_bytes=st.integers(1, 60),
+    batch_items=st.integers(1, 8),
+    uploads_max=st.integers(1, 4),
+    commit_batches_max=st.integers(1, 4),
+    pending_items_max=st.integers(1, 10),
+    fail_every=st.integers(0, 5),
+)
+def test_every_item_is_answered_once_and_in_order_whatever_the_limits(
+    sizes: list[int],
+    batch_bytes: int,
+    batch_items: int,
+    uploads_max: int,
+    commit_batches_max: int,
+    pending_items_max: int,
+    fail_every: int,
+) -> None:
+    committed: list[int] = []
+    uploads = 0
+
+    async def upload(items: Sequence[int]) -> list[int]:
+        nonlocal uploads
+        uploads += 1
+        mine = uploads
+        await asyncio.sleep(0)
+        if fail_every and mine % fail_every == 0:
+            raise Unavailable("no")
+        return list(items)
+
+    async def commit(batches: Sequence[list[int]]) -> Sequence[Outcome[int]]:
+        assert 1 <= len(batches) <= commit_batches_max
+        await asyncio.sleep(0)
+        for batch in batches:
+            assert len(batch) <= batch_items
+            committed.extend(batch)
+        return list(batches)
+
+    async def run() -> None:
+        config = BatcherConfig(
+            batch_bytes=batch_bytes,
+            batch_items=batch_items,
+            age_ms=0,
+            uploads_max=uploads_max,
+            commit_batches_max=commit_batches_max,
+            pending_items_max=pending_items_max,
+            pending_bytes_max=50,
+        )
+        batcher = Batcher(upload, commit, config=config, clock=SystemClock())
+        tickets = []
+        for number, size in enumerate(sizes):
+            tickets.append(await batcher.add(number, size))
+            assert batcher.pending_items <= pending_items_max
+            assert batcher.pending_bytes <= 50
+        try:
+            await batcher.close()
+        except Unavailable:
+            assert fail_every
+        answers = await asyncio.gather(*tickets, return_exceptions=True)
+        assert [answer for answer in answers if isinstance(answer, int)] == committed
+        assert all(isinstance(answer, (int, Unavailable)) for answer in answers)
+        assert (batcher.pending_items, batcher.pending_bytes) == (0, 0)
+
+    asyncio.run(run())
+    assert committed == sorted(committed)
