@@ -297,8 +297,9 @@ async def test_bytes_are_bounded_and_an_item_that_can_never_fit_is_refused() -> 
     engine.hold_commits = False
     await settle()
     engine.commit_gates[0].set_result(None)
-    await (await batcher.add("b", 60))
+    ticket = await batcher.add("b", 60)
     await batcher.close()
+    assert await ticket == "durable b"
 
 
 async def test_a_cancelled_wait_leaves_its_room_to_the_next() -> None:
