@@ -1,0 +1,116 @@
+"""The root of the command: which commands there are, and how a run of it ends.
+
+A command is one module with one line in `COMMANDS`. The module is imported when the command is called;
+until then the help line given here stands for it. A module offers `app`, a `CommandGroup`: with several
+commands it becomes a group (`forebay store ls`), with a single one named like the module it becomes that
+command (`forebay doctor`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+import typer.core
+import typer.main
+
+from forebay.cli._errors import EXIT_CODES, EXIT_FAILED, EXIT_PIPE, end
+from forebay.cli._options import CommandGroup
+from forebay.cli._settings import Settings, using
+
+__all__ = ["COMMANDS", "Registered", "load", "main", "root", "run"]
+
+PROGRAM = "forebay"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A command that is known by name and help line, and imported on demand."""
+
+    name: str
+    module: str
+    help: str
+
+
+COMMANDS = (
+    Registered("demo", "forebay.cli.demo", "Show the promise kept: write, race, kill -9, read back, verify."),
+    Registered(
+        "doctor", "forebay.cli.doctor", "What is installed, which servers answer, how fast the disk is."
+    ),
+    Registered("store", "forebay.cli.store", "Look into an object store."),
+    Registered("version", "forebay.cli.version", "Versions of Forebay, Python and the main libraries."),
+)
+
+
+class _LazyGroup(typer.core.TyperGroup):
+    """Lists stand-ins, and replaces one by the real command when it is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for registered in COMMANDS:
+            self.add_command(typer.core.TyperCommand(name=registered.name, help=registered.help))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command by its stand-in."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, None if command is None else load(str(name)), rest
+
+
+def load(name: str) -> Any:
+    """Import a registered command."""
+    [registered] = [each for each in COMMANDS if each.name == name]
+    app: CommandGroup = importlib.import_module(registered.module).app
+    single = len(app.registered_commands) == 1 and not app.registered_groups
+    if single and app.registered_commands[0].name == name:
+        app.registered_callback = None
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
+
+
+def root() -> Any:
+    """The whole command."""
+    epilog = "\b\n" + "\n".join(
+        ["Exit codes:", *(f"  {code:<4} {text}" for code, text in EXIT_CODES.items())]
+    )
+    app = CommandGroup(
+        help="Forebay: a durable, leaderless log and ingest buffer on object storage.",
+        cls=_LazyGroup,
+        epilog=epilog,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app._add_completion = True
+    return typer.main.get_command(app)
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the command with these words and return its exit code."""
+    with using(Settings.glance(words, os.environ)):
+        try:
+            code = root().main(args=list(words or ["--help"]), prog_name=PROGRAM, standalone_mode=False)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else 0
+        except SystemExit as exit_:
+            # Typer leaves this way after a completion, and when the reader of a pipe has gone.
+            if isinstance(exit_.__context__, BrokenPipeError):
+                return EXIT_PIPE
+            return exit_.code if isinstance(exit_.code, int) else EXIT_FAILED
+        except (Exception, KeyboardInterrupt) as error:
+            return end(error)
+
+
+def main() -> None:
+    """Run the command as a process."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a letter gets its number; a key must never end a listing.
+        getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
+    code = run(sys.argv[1:])
+    if code == EXIT_PIPE:
+        # Nobody reads any more: keep the interpreter from complaining about its own last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
