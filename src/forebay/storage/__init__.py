@@ -9,7 +9,9 @@ from forebay.storage._api import (
     ObjectStore,
     StoredObject,
 )
+from forebay.storage._local import LocalStore
 from forebay.storage._memory import MemoryStore
+from forebay.storage._open import open_store
 
 __all__ = [
     "ABSENT",
@@ -17,8 +19,10 @@ __all__ = [
     "DeleteResult",
     "InvalidRange",
     "KeyConflict",
+    "LocalStore",
     "MemoryStore",
     "ObjectInfo",
     "ObjectStore",
     "StoredObject",
+    "open_store",
 ]

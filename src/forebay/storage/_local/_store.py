@@ -1,0 +1,161 @@
+"""Local files under asyncio.
+
+What may wait for the disk or for a lock runs in threads of the store: two pools, so that writers that wait
+for a stripe cannot keep readers from a thread. Small reads are tried on the event loop first, see `_reads`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple
+
+from forebay.errors import Closed, ForebayError, InvalidUrl, NotFound, UsageError
+from forebay.kit.conditions import ANY
+from forebay.kit.ids import IdSource
+from forebay.storage._api import (
+    LIST_PAGE_KEYS,
+    Buffer,
+    DeleteResult,
+    ObjectInfo,
+    ObjectStore,
+    Range,
+    StoredObject,
+    When,
+    validate_key,
+    validate_page_keys,
+    validate_prefix,
+    validate_when,
+)
+from forebay.storage._local._errors import reported
+from forebay.storage._local._files import LocalFiles
+from forebay.storage._local._reads import WouldWait, read_if_changed, read_object, read_ranges
+from forebay.storage._local._walk import walk
+
+__all__ = ["LocalStore"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+WRITERS_MAX = 16
+"""Writes and deletes under way at once; more wait their turn."""
+READERS_MAX = 8
+"""Reads and listings in threads at once; more wait their turn."""
+
+
+class LocalStore(ObjectStore):
+    """A directory whose files are the objects. Any number of processes may use it at once.
+
+    Opening it writes nothing; what killed writers left is swept if that can be done without waiting.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], ids: IdSource | None = None) -> None:
+        path = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow a link that may change later
+        if path.exists() and not path.is_dir():
+            raise InvalidUrl(f"{str(path)!r} is not a directory", hint="name a directory, new or existing")
+        self.root = path
+        self.url = str(path)
+        self._files = LocalFiles(path, (ids or IdSource()).token)
+        self._process = os.getpid()
+        self._closed = False
+        self._writers = ThreadPoolExecutor(WRITERS_MAX, thread_name_prefix="forebay-write")
+        self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="forebay-read")
+        # Opening for reading must work where nothing can be changed; `sweep` reports what stands in its way.
+        with suppress(ForebayError):
+            self._files.sweep(wait=False)
+
+    async def put(self, key: str, data: Buffer, when: When = ANY) -> str:
+        """Write, sync and rename in a thread, under the lock of the key."""
+        validate_key(key)
+        validate_when(when)
+        return await self._run(self._writers, self._files.put, key, bytes(data), when)
+
+    async def get(self, key: str) -> StoredObject:
+        """Data and version of one inode."""
+        return await self._read(key, read_object)
+
+    async def get_if_changed(self, key: str, version: str) -> StoredObject | None:
+        """Reads the version first, and the data only where it differs."""
+        return await self._read(key, partial(read_if_changed, version=version))
+
+    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        """All ranges from one inode."""
+        return await self._read(key, partial(read_ranges, ranges=ranges))
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Size, version and time of one inode."""
+        self._check(key)
+        with self._files.opened(key) as found:
+            return found.info()
+
+    def list_pages(
+        self, prefix: str = "", *, after: str = "", page_keys: int = LIST_PAGE_KEYS
+    ) -> AsyncIterator[list[ObjectInfo]]:
+        """Walks the tree as pages are asked for."""
+        self._check()
+        validate_prefix(prefix)
+        validate_page_keys(page_keys)
+        return self._pages(walk(self.root, prefix, after), page_keys)
+
+    async def _pages(self, keys: Iterator[str], page_keys: int) -> AsyncIterator[list[ObjectInfo]]:
+        while page := await self._run(self._readers, self._page, keys, page_keys):
+            yield page
+
+    async def delete(self, keys: Sequence[str]) -> list[DeleteResult]:
+        """Delete under the locks of the keys, with one sync per directory."""
+        for key in keys:
+            validate_key(key)
+        return await self._run(self._writers, self._files.delete, list(keys))
+
+    async def sweep(self) -> int:
+        """Remove what killed writers left behind; how many files it was. Waits for live writers."""
+        return await self._run(self._writers, self._sweep)
+
+    async def close(self) -> None:
+        """Wait for writes under way, then let go of the threads."""
+        self._closed = True
+        await asyncio.to_thread(self._shut_down)
+
+    def _shut_down(self) -> None:
+        self._writers.shutdown()
+        self._readers.shutdown()
+
+    def _sweep(self) -> int:
+        return self._files.sweep(wait=True)
+
+    async def _read(self, key: str, function: Callable[[LocalFiles, str, bool], T]) -> T:
+        self._check(key)
+        try:
+            return function(self._files, key, True)
+        except WouldWait:
+            return await self._run(self._readers, function, self._files, key, False)
+
+    def _page(self, keys: Iterator[str], page_keys: int) -> list[ObjectInfo]:
+        with reported(f"listing {self.url!r}"):
+            page: list[ObjectInfo] = []
+            while len(page) < page_keys and (wanted := list(islice(keys, page_keys - len(page)))):
+                for key in wanted:
+                    with suppress(NotFound), self._files.opened(key) as found:
+                        page.append(found.info())
+            return page
+
+    async def _run(self, pool: ThreadPoolExecutor, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        self._check()
+        return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+
+    def _check(self, key: str | None = None) -> None:
+        if key is not None:
+            validate_key(key)
+        if self._closed:
+            raise Closed(f"the store {self.url!r} was closed", hint="open it again with open_store")
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"the store {self.url!r} was opened before this process was forked",
+                hint="open it again in the child, or start workers by spawn",
+            )
