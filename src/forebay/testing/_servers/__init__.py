@@ -1,0 +1,1 @@
+"""How real servers are had, started, watched and ended. The door is `forebay.testing.servers`."""

@@ -1,0 +1,122 @@
+"""A real Oxia server on loopback.
+
+Oxia's own defaults listen on all interfaces, for metrics too, so both addresses are always given. There is no
+health service in this version: the server is ready when its port accepts. The number of shards is not stored
+in its directory, and a directory started with another number hides keys without a word, so it is remembered
+here in a small file beside the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from forebay.errors import UsageError
+from forebay.testing._servers.oxia_binary import oxia_binary
+from forebay.testing._servers.ports import free_ports
+from forebay.testing._servers.process import ServerProcess
+
+__all__ = ["OxiaServer"]
+
+START_TIMEOUT_S = 60.0
+"""It takes a quarter of a second on a quiet machine; replaying a long log takes longer."""
+
+
+class OxiaServer:
+    """A context manager around one Oxia process. Restarts keep address and data.
+
+    Without a directory it makes one of its own and removes it at the end. Raises `ServerUnavailable` where
+    there is no binary and none can be built.
+    """
+
+    def __init__(self, shards: int = 1, directory: Path | str | None = None) -> None:
+        binary = oxia_binary()
+        self._own_directory = directory is None
+        self.directory = Path(tempfile.mkdtemp(prefix="forebay-oxia-") if directory is None else directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.shards = _remembered_shards(self.directory, shards)
+        self.port, metrics_port = free_ports(2)
+        self.address = f"127.0.0.1:{self.port}"
+        """Host and port of the public service."""
+        command = [str(binary), "standalone", "-p", self.address, "-m", f"127.0.0.1:{metrics_port}"]
+        command += ["-s", str(shards), "--data-dir", "db", "--wal-dir", "wal"]
+        self._process = ServerProcess("oxia", command, output=self.directory / "oxia.log")
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, or None while it does not run."""
+        return self._process.pid
+
+    @property
+    def output(self) -> Path:
+        """The file with everything the server printed."""
+        return self._process.output
+
+    def url(self, namespace: str = "default") -> str:
+        """What `open_coordinator` takes."""
+        return f"oxia://{self.address}/{namespace}"
+
+    def start(self) -> None:
+        """Start, on the same address and data as before, and wait until the port accepts."""
+        self._process.start(self._accepts, timeout_s=START_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """SIGTERM: an orderly end."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """SIGKILL: the crash."""
+        self._process.kill()
+
+    def restart(self) -> None:
+        """`stop`, then `start`."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP: a server that hangs. `kill`, `stop` and the end of the context work all the same."""
+        self._process.pause()
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._process.resume()
+
+    def close(self) -> None:
+        """Kill the server and remove its directory if it was our own."""
+        self._process.kill()
+        if self._own_directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accepts(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
+
+
+def _remembered_shards(directory: Path, shards: int) -> int:
+    note = directory / "shards"
+    if note.exists() and note.read_text() != str(shards):
+        raise UsageError(
+            f"{directory} was made with {note.read_text()} shards, not {shards}",
+            hint="Oxia does not store the number and would hide keys: give the one it was made with",
+        )
+    note.write_text(str(shards))
+    return shards

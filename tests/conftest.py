@@ -1,0 +1,14 @@
+"""What the whole suite shares: how hypothesis behaves on a slow, shared machine."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# No deadlines: a test is never judged by the machine's load. In CI examples are the same in every run, so
+# that a failure can be repeated; elsewhere every run looks at new ones.
+_COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", _COMMON)
+settings.register_profile("ci", _COMMON, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
