@@ -12,6 +12,8 @@ from forebay.coordination._api import (
     WriteResult,
     children,
 )
+from forebay.coordination._memory import MemoryCoordinator
+from forebay.coordination._memory_state import MemoryState
 from forebay.kit.conditions import ABSENT, ANY
 
 __all__ = [
@@ -20,6 +22,8 @@ __all__ = [
     "Coordinator",
     "Delete",
     "DeleteRange",
+    "MemoryCoordinator",
+    "MemoryState",
     "Operation",
     "Put",
     "Record",
