@@ -14,7 +14,7 @@ import traceback
 import typer
 
 from forebay.cli._settings import OutputForm, settings
-from forebay.errors import ForebayError, UsageError
+from forebay.errors import ForebayError, NotFound, UsageError
 
 __all__ = ["EXIT_CODES", "EXIT_FAILED", "EXIT_INTERRUPTED", "EXIT_PIPE", "EXIT_USAGE", "end"]
 
@@ -58,7 +58,7 @@ def end(error: BaseException) -> int:
 def _describe(error: BaseException) -> tuple[str, str, str, int]:
     if isinstance(error, ForebayError):
         code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
-        return type(error).__name__, error.message, error.hint, code
+        return type(error).__name__, error.message, error.hint or _default_hint(error), code
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "forebay"
@@ -68,6 +68,10 @@ def _describe(error: BaseException) -> tuple[str, str, str, int]:
         return type(error).__name__, where + error.strerror, _OS_HINTS.get(error.errno or 0, ""), EXIT_FAILED
     message = f"unexpected {type(error).__name__}: {error}"
     return type(error).__name__, message, "this is a defect of Forebay; --debug shows where", EXIT_FAILED
+
+
+def _default_hint(error: ForebayError) -> str:
+    return "forebay store ls URL shows which keys there are" if isinstance(error, NotFound) else ""
 
 
 def _report(kind: str, message: str, hint: str) -> None:

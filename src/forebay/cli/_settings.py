@@ -8,6 +8,7 @@ starts with what a glance at the words tells, and each level that is parsed prop
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -61,11 +62,9 @@ def _options(words: Sequence[str]) -> Iterator[str]:
 
 
 def _asks_for_json(options: Sequence[str]) -> bool:
-    pairs = zip(options, [*options[1:], ""], strict=True)
-    return any(
-        (word in ("--output", "-o") and following == "json") or word in ("--output=json", "-ojson")
-        for word, following in pairs
-    )
+    if any(word in ("--output=json", "-ojson") for word in options):
+        return True
+    return any(word in ("--output", "-o") and value == "json" for word, value in itertools.pairwise(options))
 
 
 _DEFAULT = Settings()

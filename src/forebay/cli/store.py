@@ -24,6 +24,8 @@ app = CommandGroup(help="Look into an object store.")
 
 WHOLE_BYTES_MAX = 64 * 1024 * 1024
 """Largest object `cat` holds in memory at once. Larger ones are read in pieces of this size."""
+WRITE_BYTES = 64 * 1024
+"""Bytes of one write to stdout: what a pipe holds."""
 
 Url = Annotated[
     str,
@@ -83,8 +85,7 @@ def cat(
                 )
                 return
             async for piece in pieces:
-                sys.stdout.buffer.write(piece)
-            sys.stdout.buffer.flush()
+                _write(piece)
 
     wait_for(work())
 
@@ -138,6 +139,14 @@ async def _pieces(
     now = await store.head(info.key)
     if now.version != info.version:
         raise PreconditionFailed(info.key, expected=f"version {info.version} to the end", actual=now.version)
+
+
+def _write(data: bytes) -> None:
+    """Write to stdout in steps, so that a reader who has gone is noticed early."""
+    view = memoryview(data)
+    for position in range(0, len(view), WRITE_BYTES):
+        sys.stdout.buffer.write(view[position : position + WRITE_BYTES])
+    sys.stdout.buffer.flush()
 
 
 def _parse_range(text: str) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from forebay.cli._deployment import COORDINATION_FILE, Deployment, deployment_op
 from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._options import CommandGroup
 from forebay.cli.doctor.check import Check, Probe, Status, examine
-from forebay.cli.doctor.disk import disk
+from forebay.cli.doctor.disk import examine_disk
 from forebay.cli.doctor.servers import answers
 from forebay.cli.doctor.software import programs, python_packages
 
@@ -29,7 +29,7 @@ _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.MISSING: "cyan", St
 @app.command("doctor")
 @deployment_options
 def doctor(deployment: Deployment) -> None:
-    """What is installed, which servers answer, how fast the disk is, and what to do about it.
+    """What is installed, which servers answer, how fast the disk is.
 
     Without --data the current directory is measured. Exit code 1 if something Forebay needs is broken, or a
     named store or coordinator does not answer; a missing extra or program is no failure.
@@ -49,7 +49,7 @@ def _probes(deployment: Deployment) -> list[Probe]:
     if coordinator is not None:
         probes.append(Probe("coordinator", lambda: [answers("coordinator", coordinator)]))
     directory = deployment.data or Path()
-    probes.append(Probe("directory", lambda: disk(directory, named=deployment.data is not None)))
+    probes.append(Probe("directory", lambda: examine_disk(directory, named=deployment.data is not None)))
     probes.append(Probe("open files", lambda: [_open_files()]))
     return probes
 

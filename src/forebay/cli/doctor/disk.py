@@ -19,7 +19,7 @@ from pathlib import Path
 from forebay.cli.doctor.check import Check, Status
 from forebay.kit.limits import format_bytes
 
-__all__ = ["disk"]
+__all__ = ["examine_disk"]
 
 MEASURE_SECONDS = 0.4
 """Seconds each of the two rates is measured."""
@@ -35,7 +35,7 @@ CLOCK_STEP_SECONDS_MAX = 2.0
 """Seconds by which the time of a new file may differ from the clock; network file systems have their own."""
 
 
-def disk(directory: Path, *, named: bool) -> list[Check]:
+def examine_disk(directory: Path, *, named: bool) -> list[Check]:
     """Examine `directory`, or its nearest parent that exists. `named`: the user wants data there."""
     place = _existing(directory)
     bad = Status.FAILED if named else Status.WARN
