@@ -2,6 +2,7 @@
 
 from forebay.kit.conditions import ABSENT, ANY
 from forebay.storage._api import (
+    BucketMissing,
     DeleteResult,
     InvalidRange,
     KeyConflict,
@@ -9,6 +10,7 @@ from forebay.storage._api import (
     ObjectStore,
     StoredObject,
 )
+from forebay.storage._bucket import BucketStore
 from forebay.storage._local import LocalStore
 from forebay.storage._memory import MemoryStore
 from forebay.storage._open import open_store
@@ -16,6 +18,8 @@ from forebay.storage._open import open_store
 __all__ = [
     "ABSENT",
     "ANY",
+    "BucketMissing",
+    "BucketStore",
     "DeleteResult",
     "InvalidRange",
     "KeyConflict",

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from forebay.errors import ForebayError, InvalidKey, NotDone, UsageError
+from forebay.errors import ForebayError, InvalidKey, InvalidUrl, NotDone, UsageError
 from forebay.kit.conditions import ANY, Condition
 
 __all__ = [
+    "BucketMissing",
     "Buffer",
     "DeleteResult",
     "InvalidRange",
@@ -65,6 +66,16 @@ class KeyConflict(InvalidKey, NotDone):
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(key, reason, hint="choose another key: no object may be a directory of another")
+
+
+class BucketMissing(InvalidUrl, NotDone):
+    """There is no such bucket or container: not a missing key, which a reader may take for an empty store."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"{url}: the bucket does not exist", hint="create it, or check its name and endpoint"
+        )
+        self.url = url
 
 
 class InvalidRange(UsageError):

@@ -1,8 +1,8 @@
 """Objects in a dictionary: the store of tests, of demonstrations and of the simulated world.
 
 No operation awaits anything real, so each one is a single step of the event loop: atomic without a lock and
-the same in every run. Versions are a counter behind a tag of the store, so a seeded `IdSource` gives the same
-versions every time, and a version of one store is never mistaken for one of another.
+the same in every run. Versions are a counter behind a tag of the store, so a seeded `IdSource` gives the
+same versions every time, and a version of one store is never mistaken for one of another.
 
 `memory://name` is shared by everything in the process that opens the same name; the objects then live in a
 table of this module. Plain `memory://` and `MemoryStore()` begin empty.

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from forebay.errors import Closed, ForebayError, InvalidUrl, NotFound, UsageError
+from forebay.errors import ForebayError, InvalidUrl, NotFound
 from forebay.kit.conditions import ANY
 from forebay.kit.ids import IdSource
 from forebay.storage._api import (
@@ -33,6 +33,7 @@ from forebay.storage._api import (
     validate_prefix,
     validate_when,
 )
+from forebay.storage._handle import Handle
 from forebay.storage._local._errors import reported
 from forebay.storage._local._files import LocalFiles
 from forebay.storage._local._reads import WouldWait, read_if_changed, read_object, read_ranges
@@ -62,8 +63,7 @@ class LocalStore(ObjectStore):
         self.root = path
         self.url = str(path)
         self._files = LocalFiles(path, (ids or IdSource()).token)
-        self._process = os.getpid()
-        self._closed = False
+        self._handle = Handle(self.url)
         self._writers = ThreadPoolExecutor(WRITERS_MAX, thread_name_prefix="forebay-write")
         self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="forebay-read")
         # Opening for reading must work where nothing can be changed; `sweep` reports what stands in its way.
@@ -119,7 +119,7 @@ class LocalStore(ObjectStore):
 
     async def close(self) -> None:
         """Wait for writes under way, then let go of the threads."""
-        self._closed = True
+        self._handle.close()
         await asyncio.to_thread(self._shut_down)
 
     def _shut_down(self) -> None:
@@ -152,10 +152,4 @@ class LocalStore(ObjectStore):
     def _check(self, key: str | None = None) -> None:
         if key is not None:
             validate_key(key)
-        if self._closed:
-            raise Closed(f"the store {self.url!r} was closed", hint="open it again with open_store")
-        if os.getpid() != self._process:
-            raise UsageError(
-                f"the store {self.url!r} was opened before this process was forked",
-                hint="open it again in the child, or start workers by spawn",
-            )
+        self._handle.check()

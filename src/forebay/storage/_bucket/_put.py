@@ -1,0 +1,185 @@
+"""Writes, and what became of them when the reply was lost.
+
+A client that repeats a conditional put on its own is told of a refusal that its own first try caused. So
+these puts go out through a client that never repeats, every write carries a token of its own as object
+metadata, and after anything but a clear answer we look:
+
+    our token lies there                    done
+    the expected version still lies there   open: the same put is sent again; at most one copy can win
+    something else                          refused, if every try so far was answered by a refusal;
+                                            else unknown: it may have been ours, overwritten since
+
+A 412 to a first try is a clear answer. A 409 is a refusal that leaves the key open (AWS sends it while
+another conditional write is under way). Where a store does not keep metadata, equal content counts as ours:
+the contract asks for unique bodies in conditional writes.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from forebay.errors import (
+    ForebayError,
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    Unavailable,
+)
+from forebay.kit.clock import Clock
+from forebay.kit.conditions import ABSENT, ANY
+from forebay.kit.ids import IdSource
+from forebay.kit.retry import RetryPolicy
+from forebay.storage._api import StoredObject, When
+from forebay.storage._bucket._failure import CLIENT_ERRORS, Failure
+from forebay.storage._bucket._patience import Patience
+from forebay.storage._bucket._url import BucketUrl, Client
+
+__all__ = ["TOKEN_ATTRIBUTE", "Writer"]
+
+T = TypeVar("T")
+
+TOKEN_ATTRIBUTE = "forebaytoken"
+"""Metadata name of the token. Azure takes letters and digits only."""
+MULTIPART_BYTES = 8 * 1024 * 1024
+"""From this size on an unconditional put goes up in parts of this size. S3 takes parts from 5 MiB on."""
+
+
+class _Verdict(enum.Enum):
+    OPEN = enum.auto()
+    MOVED = enum.auto()
+
+
+class Writer:
+    """Sends the writes of one bucket and settles them."""
+
+    def __init__(
+        self,
+        url: BucketUrl,
+        policy: RetryPolicy,
+        clock: Clock,
+        ids: IdSource,
+        randomness: random.Random,
+        read_back: Callable[[str, bool], Awaitable[tuple[StoredObject, str | None]]],
+    ) -> None:
+        self._url = url
+        self._policy = policy
+        self._clock = clock
+        self._ids = ids
+        self._random = randomness
+        self._read_back = read_back
+        """Version, token and, if asked for, data of what lies under a key."""
+        self._once: Client = url.client(None)
+        self._patient: Client = url.client(policy)
+
+    async def put(self, key: str, data: bytes, when: When) -> str:
+        """Store `data` if `when` holds; the new version."""
+        token = self._ids.token()
+        if when is not ANY:
+            return await self._put_conditionally(key, data, when, token)
+        if len(data) > MULTIPART_BYTES:
+            return await self._put_in_parts(key, data, token)
+        return await self.repeat("writing", key, lambda: self._send(key, data, token, "overwrite"))
+
+    async def _put_conditionally(self, key: str, data: bytes, when: When, token: str) -> str:
+        patience = Patience(self._policy, self._clock, self._random)
+        doubtful = False
+        while True:
+            try:
+                return await self._send(key, data, token, self._mode(when))
+            except CLIENT_ERRORS as error:
+                failure = Failure.of(error)
+            if failure.is_refusal and not doubtful:
+                raise PreconditionFailed(key, expected=when) from failure.error
+            if failure.is_certain and not failure.is_refusal and not failure.is_conflict:
+                raise self._given_up("writing", key, failure, doubtful) from failure.error
+            if not failure.never_sent:
+                doubtful = doubtful or not (failure.is_conflict or failure.is_refusal)
+                verdict = await self._look(key, data, when, token)
+                if isinstance(verdict, str):
+                    return verdict
+                if verdict is _Verdict.MOVED:
+                    raise self._moved(key, when, failure, doubtful) from failure.error
+            if not await patience.another():
+                raise self._given_up("writing", key, failure, doubtful) from failure.error
+
+    async def _look(self, key: str, data: bytes, when: When, token: str) -> str | _Verdict:
+        """Our version if our write lies there, else what that means."""
+        try:
+            found, found_token = await self._read_back(key, False)
+            if found_token is None:
+                found, found_token = await self._read_back(key, True)
+                if found_token is None and found.data == data:
+                    return found.version
+        except NotFound:
+            return _Verdict.OPEN if when is ABSENT else _Verdict.MOVED
+        except Unavailable:
+            return _Verdict.OPEN  # Nothing was seen. Sending the same put again is safe and tells more.
+        if found_token == token:
+            return found.version
+        return _Verdict.OPEN if found.version == when else _Verdict.MOVED
+
+    async def repeat(self, operation: str, key: str, request: Callable[[], Awaitable[T]]) -> T:
+        """Send a write that may be sent twice without harm until it is answered or the policy ends."""
+        patience = Patience(self._policy, self._clock, self._random)
+        doubtful = False
+        while True:
+            try:
+                return await request()
+            except CLIENT_ERRORS as error:
+                failure = Failure.of(error)
+            doubtful = doubtful or not (failure.never_sent or failure.is_certain)
+            if failure.is_certain or not await patience.another():
+                raise self._given_up(operation, key, failure, doubtful) from failure.error
+
+    async def _put_in_parts(self, key: str, data: bytes, token: str) -> str:
+        """The client repeats single parts by itself; whole uploads are not repeated."""
+        try:
+            result = await self._patient.put_async(
+                key,
+                data,
+                attributes={TOKEN_ATTRIBUTE: token},
+                use_multipart=True,
+                chunk_size=MULTIPART_BYTES,
+            )
+        except CLIENT_ERRORS as error:
+            failure = Failure.of(error)
+            # A repeated completion of an upload that is complete is answered by 404.
+            doubtful = failure.status not in (400, 401, 403) and not failure.is_missing_bucket
+            raise self._given_up("writing", key, failure, doubtful) from error
+        return self._version(dict(result))
+
+    async def _send(self, key: str, data: bytes, token: str, mode: Any) -> str:
+        attributes = {TOKEN_ATTRIBUTE: token}
+        result = await self._once.put_async(key, data, attributes=attributes, mode=mode, use_multipart=False)
+        return self._version(dict(result))
+
+    def _mode(self, when: When) -> Any:
+        if when is ABSENT:
+            return "create"
+        return {"version" if self._url.versions_are_generations else "e_tag": when}
+
+    def _version(self, result: dict[str, Any]) -> str:
+        return str(result["version" if self._url.versions_are_generations else "e_tag"])
+
+    def _moved(self, key: str, when: When, failure: Failure, doubtful: bool) -> ForebayError:
+        if not doubtful:
+            return PreconditionFailed(key, expected=when)
+        return OutcomeUnknown(
+            f"writing {key!r} in {self._url.shown}",
+            reason=f"{_said(failure)}, and by now another write lies there",
+            hint="read it and look for what you wrote, or for what was built on it",
+        )
+
+    def _given_up(self, operation: str, key: str, failure: Failure, doubtful: bool) -> ForebayError:
+        if not doubtful:
+            return failure.explained(operation, key, self._url.shown)
+        return OutcomeUnknown(f"{operation} {key!r} in {self._url.shown}", reason=_said(failure))
+
+
+def _said(failure: Failure) -> str:
+    if failure.status is None:
+        return "the reply was lost"
+    return f"the server answered {failure.status} {failure.code}".rstrip()
