@@ -2,9 +2,9 @@
 
 A server is dear to start and cheap to share, so each fixture lives as long as the session. Under xdist every
 worker is a session of its own; the plugin therefore puts all users of one server into one `xdist_group`,
-which `--dist loadgroup` keeps on one worker. It also adds the marker `integration`, so that `-m "not integration"`
-leaves them out, and builds what must be built before the first test runs: a cold build of Oxia takes minutes,
-and no test's timeout should pay for it.
+which `--dist loadgroup` keeps on one worker. It also adds the marker `integration`, so that
+`-m "not integration"` leaves them out, and builds what must be built before the first test runs: a cold build
+of Oxia takes minutes, and no test's timeout should pay for it.
 
 A test that reaches a server by another way than naming the fixture (`request.getfixturevalue`, one parameter
 of a suite) says so with the mark `real_server("oxia")`, for example in `pytest.param(..., marks=...)`.
