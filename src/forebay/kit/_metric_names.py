@@ -38,13 +38,13 @@ def check_name(name: str, *, counter: bool) -> None:
         )
     words = re.split(r"[._]", name)
     if wrong := _OTHER_TIME_UNITS.intersection(words):
-        raise UsageError(f"metric {name!r} is in {wrong.pop()}", hint="measure time in seconds")
+        raise UsageError(f"metric {name!r} is in {min(wrong)}", hint="measure time in seconds")
     if words[-1] == "total":
         if not counter:
             raise UsageError(f"metric {name!r} ends in total", hint="only counters do")
         words.pop()
     if early := _LAST_WORDS.intersection(words[:-1]):
-        raise UsageError(f"metric {name!r} has {early.pop()!r} in the middle", hint="the unit comes last")
+        raise UsageError(f"metric {name!r} has {min(early)!r} in the middle", hint="the unit comes last")
 
 
 def check_help(name: str, help_text: str) -> None:
