@@ -161,9 +161,8 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], shar
     estimate = histogram.value.quantile(share)
     assert estimate is not None
     true = sorted(values)[math.ceil(share * len(values)) - 1]
-    bounds = (0.0, *SECONDS_BUCKETS)
-    upper = next(bound for bound in bounds if true <= bound)
-    lower = max((bound for bound in bounds if bound < upper), default=0.0)
+    place = next(place for place, bound in enumerate(SECONDS_BUCKETS) if true <= bound)
+    lower, upper = (0.0, *SECONDS_BUCKETS)[place : place + 2]
     assert lower <= estimate <= upper
 
 
