@@ -230,6 +230,8 @@ def _check_parts(key: str, parts: Sequence[str]) -> None:
         raise InvalidKey(key, "it is empty")
     if not key.isprintable():
         raise InvalidKey(key, "it holds a control character or one that cannot be printed")
+    if "\\" in key:
+        raise InvalidKey(key, "it holds a backslash, which some stores take for a slash")
     for part in parts:
         if part in ("", ".", ".."):
             raise InvalidKey(key, f"a part is {part!r}", hint="use plain names between single slashes")

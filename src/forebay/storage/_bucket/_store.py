@@ -23,7 +23,6 @@ from forebay.storage._api import (
     BucketMissing,
     Buffer,
     DeleteResult,
-    InvalidRange,
     ObjectInfo,
     ObjectStore,
     Range,
@@ -38,6 +37,7 @@ from forebay.storage._api import (
 from forebay.storage._bucket._failure import CLIENT_ERRORS, Failure
 from forebay.storage._bucket._listing import info_of, listed, listed_and_sorted
 from forebay.storage._bucket._put import TOKEN_ATTRIBUTE, Writer
+from forebay.storage._bucket._ranges import fetch_ranges
 from forebay.storage._bucket._url import BucketUrl, parse_bucket_url
 from forebay.storage._handle import Handle
 
@@ -96,11 +96,13 @@ class BucketStore(ObjectStore):
 
     async def get(self, key: str) -> StoredObject:
         """One GET: data and version come in the same answer."""
+        self._check(key)
         found, _ = await self._reading("reading", key, lambda: self._get(key, {}))
         return found
 
     async def get_if_changed(self, key: str, version: str) -> StoredObject | None:
         """One GET that the server answers with 304 where nothing changed."""
+        self._check(key)
         if self._url.versions_are_generations:
             return None if (await self.head(key)).version == version else await self.get(key)
         try:
@@ -110,7 +112,7 @@ class BucketStore(ObjectStore):
         return None if found.version == version else found
 
     async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
-        """As few GETs as the distances allow. Of an object that is being replaced they may mix two writes."""
+        """As few GETs as the distances allow, all of the same write."""
         self._check(key)
         for start, length in ranges:
             validate_range(key, start, length)
@@ -119,11 +121,13 @@ class BucketStore(ObjectStore):
             size = (await self.head(key)).size
             for start, length in ranges:
                 validate_range(key, start, length, size)
-        pieces = iter(await self._reading("reading", key, lambda: self._get_pieces(key, wanted)))
+        found = await self._reading("reading", key, lambda: fetch_ranges(self._client, key, wanted))
+        pieces = iter(found)
         return [next(pieces) if length else b"" for _, length in ranges]
 
     async def head(self, key: str) -> ObjectInfo:
         """One HEAD request."""
+        self._check(key)
         try:
             meta = await self._reading("reading", key, lambda: self._client.head_async(key))
         except NotFound:
@@ -216,26 +220,8 @@ class BucketStore(ObjectStore):
             "reading back", key, lambda: self._get(key, {} if with_data else {"head": True})
         )
 
-    async def _get_pieces(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
-        if not ranges:
-            return []
-        try:
-            found = await self._client.get_ranges_async(
-                key, starts=[start for start, _ in ranges], lengths=[length for _, length in ranges]
-            )
-        except CLIENT_ERRORS as error:
-            if Failure.of(error).status == 416:
-                raise InvalidRange(key, *max(ranges, key=sum)) from error
-            raise
-        for piece, (start, length) in zip(found, ranges, strict=True):
-            if len(piece) != length:
-                raise InvalidRange(key, start, length)
-        return [bytes(piece) for piece in found]
-
     async def _reading(self, operation: str, key: str, request: Callable[[], Awaitable[T]]) -> T:
         """Repeat a read while it fails for a passing reason. Lets `NotModifiedError` through."""
-        if key:
-            self._check(key)
 
         async def attempt() -> T:
             try:
