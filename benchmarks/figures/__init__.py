@@ -1,0 +1,11 @@
+"""What is measured: a module per part of the house. Importing this package registers them, in this order."""
+
+from benchmarks.figures import (  # noqa: I001 - the order of the table: promises first
+    local_cas,
+    local_files,
+    batching,
+    memory,
+)
+from benchmarks.figures._suite import suite
+
+__all__ = ["batching", "local_cas", "local_files", "memory", "suite"]

@@ -1,0 +1,54 @@
+"""The table on the documentation page, between two markers: numbers there are never typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.harness.results import BenchmarkResult
+from benchmarks.harness.wording import rates_of, target_of, value_of, verdict_of
+
+__all__ = ["BEGIN", "END", "markdown", "renew"]
+
+BEGIN = "<!-- measured: begin -->"
+END = "<!-- measured: end -->"
+
+
+def renew(page: str, results: Sequence[BenchmarkResult]) -> str:
+    """The page with the table between its markers replaced. Raises `ValueError` where it has no markers."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{markdown(results)}{END}{after}"
+
+
+def markdown(results: Sequence[BenchmarkResult]) -> str:
+    """Facts of the run and one table of all figures."""
+    if not results:
+        return "Nothing was measured yet.\n"
+    run = results[0].run
+    machine = run.machine
+    loads = [load for result in results for load in result.load]
+    lines = [
+        f"Machine: {machine.cpus} x {machine.cpu}, {machine.memory_gib:g} GiB, "
+        f"{machine.system} {machine.release}, {machine.file_system}. "
+        f"Python {run.versions.get('python', '?')}, commit `{run.commit}`, {run.date}. "
+        f"{results[0].rounds} rounds with turns of {results[0].seconds:g} s or a multiple; "
+        f"load average {min(loads):g} to {max(loads):g}.",
+        "",
+        "| benchmark | figure | ratio [lowest-highest] | target | | rates |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        for figure in result.figures:
+            verdict = verdict_of(figure)
+            cells = [
+                result.benchmark,
+                figure.name,
+                value_of(figure),
+                target_of(figure),
+                f"**{verdict}**" if verdict == "missed" else verdict,
+                rates_of(result, figure),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
