@@ -14,7 +14,7 @@ import traceback
 import typer
 
 from forebay.cli._settings import OutputForm, settings
-from forebay.errors import ForebayError, NotFound, UsageError
+from forebay.errors import ForebayError, NotDone, NotFound, UsageError
 
 __all__ = ["EXIT_CODES", "EXIT_FAILED", "EXIT_INTERRUPTED", "EXIT_PIPE", "EXIT_USAGE", "end"]
 
@@ -25,7 +25,7 @@ EXIT_PIPE = 141
 EXIT_CODES = {
     0: "done",
     EXIT_FAILED: "the operation failed",
-    EXIT_USAGE: "wrong usage; nothing was tried",
+    EXIT_USAGE: "wrong usage",
     EXIT_INTERRUPTED: "interrupted",
     EXIT_PIPE: "the reader of the output went away",
 }
@@ -57,7 +57,9 @@ def end(error: BaseException) -> int:
 
 def _describe(error: BaseException) -> tuple[str, str, str, int]:
     if isinstance(error, ForebayError):
-        code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+        # Some errors are both, like a missing bucket: it was tried, and found to be impossible.
+        wrong_usage = isinstance(error, UsageError) and not isinstance(error, NotDone)
+        code = EXIT_USAGE if wrong_usage else EXIT_FAILED
         return type(error).__name__, error.message, error.hint or _default_hint(error), code
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)

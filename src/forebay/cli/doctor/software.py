@@ -20,8 +20,8 @@ from forebay.cli.doctor.check import Check, Status
 
 __all__ = ["programs", "python_packages"]
 
-PYTHON_MIN = (3, 11)
-JAVA_MIN = 17
+PYTHON_OLDEST = (3, 11)
+JAVA_OLDEST = 17
 """Oldest Java that Spark 4 starts on."""
 PROGRAM_SECONDS_MAX = 4.0
 """Seconds a program has to tell its version."""
@@ -41,7 +41,7 @@ def python_packages() -> list[Check]:
 
 def _python() -> Check:
     version = platform.python_version()
-    if sys.version_info < PYTHON_MIN:
+    if sys.version_info < PYTHON_OLDEST:
         return Check("python", Status.FAILED, version, "Forebay needs Python 3.11 or newer")
     return Check("python", Status.OK, f"{version} ({platform.python_implementation()})")
 
@@ -117,13 +117,13 @@ def _go() -> Check:
 
 
 def _java() -> Check:
-    hint = f"install a Java runtime, version {JAVA_MIN} or newer; only Spark needs it"
+    hint = f"install a Java runtime, version {JAVA_OLDEST} or newer; only Spark needs it"
     path = shutil.which("java")
     text = _first_line([path, "-version"]) if path else None
     if not path or text is None:
         return Check("java", Status.MISSING, "Spark runs on it", hint)
     version = java_major(text)
-    if version is None or version < JAVA_MIN:
+    if version is None or version < JAVA_OLDEST:
         return Check("java", Status.WARN, f"{text}: too old for Spark 4", hint)
     return Check("java", Status.OK, text)
 
