@@ -13,6 +13,7 @@ import ast
 import asyncio
 import importlib
 import inspect
+import itertools
 import os
 import pkgutil
 import re
@@ -295,20 +296,23 @@ def test_every_error_is_documented_with_its_parent_and_its_remedy() -> None:
 
 
 def limits() -> Iterator[tuple[str, str, int | float, str]]:
-    """Every public constant that is a limit by its name: room, name, value, first sentence about it."""
+    """Every public constant that is a limit by its name: module, name, value, first sentence about it.
+
+    The bounds of the test kit are left out: they guard tests, and no user meets them.
+    """
     for found in pkgutil.walk_packages(forebay.__path__, "forebay."):
-        if found.name.endswith(("_pb2", "__main__")):
+        if found.name.endswith(("_pb2", "__main__")) or found.name.startswith("forebay.testing"):
             continue
         module = importlib.import_module(found.name)
-        tree = ast.parse(inspect.getsource(module))
-        for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        body = ast.parse(inspect.getsource(module)).body
+        for position, node in enumerate(body):
             name = _assigned(node)
             if re.fullmatch(r"[A-Z][A-Z0-9_]*_(MAX|MIN|LIMIT)", name):
                 value = getattr(module, name)
                 number = value.value if isinstance(value, Limit) else value
                 # The oldest version of something is a tuple, and no limit.
                 if isinstance(number, int | float):
-                    yield ".".join(found.name.split(".")[:2]), name, number, _sentence(after)
+                    yield found.name, name, number, _about(body[position:])
 
 
 def _assigned(node: ast.stmt) -> str:
@@ -316,13 +320,17 @@ def _assigned(node: ast.stmt) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
-def _sentence(node: ast.stmt | None) -> str:
-    if (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    ):
-        return " ".join(node.value.value.split()).split(". ")[0].rstrip(".").replace("|", "\\|")
+def _about(body: list[ast.stmt]) -> str:
+    """The first sentence of the docstring below a constant, or below a pair like X_MIN and X_MAX."""
+    stem = _assigned(body[0]).partition("_")[0]
+    for before, node in itertools.pairwise(body):
+        if node.lineno != (before.end_lineno or 0) + 1:
+            break
+        if _assigned(node) and _assigned(node).partition("_")[0] != stem:
+            break
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            text = " ".join(str(node.value.value).split())
+            return text.split(". ")[0].rstrip(".").replace("|", "\\|")
     return ""
 
 
