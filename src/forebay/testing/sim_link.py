@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 
 from forebay.errors import ForebayError, OutcomeUnknown, Unavailable
 from forebay.testing.faults import NO_FAULTS, Faults, FaultSchedule, Latencies, Plan
-from forebay.testing.sim_loop import CURRENT, Process, SimLoop, Unordered
-from forebay.testing.trace import Event, Requests
+from forebay.testing.sim_loop import CURRENT, Process, SimLoop
+from forebay.testing.trace import Requests, TraceLine
 
 __all__ = ["Link"]
 
@@ -40,7 +40,7 @@ class Link:
         *,
         randomness: random.Random,
         latencies: Latencies,
-        trace: list[Event],
+        trace: list[TraceLine],
         requests: Requests,
         context: Context,
         timeout_s: float = TIMEOUT_S,
@@ -57,6 +57,8 @@ class Link:
         self.trace = trace
         self.timeout_s = timeout_s
         self.context = context
+        self.names: dict[str, str] = {}
+        """Operations as traces and counters call them."""
         self._requests = requests
         self._counters: dict[str, list[int]] = {}
         self._forced: list[tuple[str, str]] = []
@@ -90,7 +92,8 @@ class Link:
         """Requests, bytes sent and bytes received of one operation."""
         counter = self._counters.get(operation)
         if counter is None:
-            counter = self._requests.counter(self.actor, f"{self.service}.{operation}")
+            self.names[operation] = f"{self.service}.{operation}"
+            counter = self._requests.counter(self.actor, self.names[operation])
             self._counters[operation] = counter
         return counter
 
@@ -120,7 +123,7 @@ class Link:
         return self.schedule.at(self.loop.time())
 
 
-class _Request(Unordered, Generic[T]):
+class _Request(Generic[T]):
     """One request on its way. Its two moments, decision and answer, are timers of the world."""
 
     __slots__ = (
@@ -130,6 +133,7 @@ class _Request(Unordered, Generic[T]):
         "future",
         "link",
         "operation",
+        "place",
         "process",
         "result",
         "subject",
@@ -201,7 +205,7 @@ class _Request(Unordered, Generic[T]):
             self._after(latency + self._lateness(), self.decide_again)
 
     def _send_faulty(self, latency: float) -> None:
-        what = f"{self.link.service}.{self.operation}"
+        what = self.link.names[self.operation]
         fault = self.fault
         if fault == "throttle":
             self.error = Unavailable(f"{what} was throttled", hint="slow down and try again")
@@ -221,7 +225,7 @@ class _Request(Unordered, Generic[T]):
 
     def _send_into_the_void(self) -> None:
         """A caller behind a partition waits, then knows nothing, or knows that it never connected."""
-        what = f"{self.link.service}.{self.operation}"
+        what = self.link.names[self.operation]
         if self.write and self.link.random.random() < 0.5:
             self.error = OutcomeUnknown(what, reason="no answer in time")
         else:
@@ -235,7 +239,7 @@ class _Request(Unordered, Generic[T]):
 
     def _after(self, delay: float, moment: Callable[[], None]) -> None:
         loop = self.link.loop
-        loop.call_at(loop.time() + delay, moment, context=self.link.context)
+        loop.act_at(loop.time() + delay, self.place, moment)
 
     def decide_and_answer(self) -> None:
         """Both moments at once."""
@@ -270,7 +274,7 @@ class _Request(Unordered, Generic[T]):
         """Wake the caller, unless a partition holds the answer back until the caller gives up."""
         if self.link.cut and not self.fault:
             self.fault = "partition"
-            what = f"{self.link.service}.{self.operation}"
+            what = self.link.names[self.operation]
             if self.write:
                 self.error = OutcomeUnknown(what, reason="no answer in time")
             else:
@@ -290,6 +294,4 @@ class _Request(Unordered, Generic[T]):
 
     def _note(self, outcome: str) -> None:
         link = self.link
-        link.trace.append(
-            Event(link.loop.time(), link.actor, f"{link.service}.{self.operation}", self.subject, outcome)
-        )
+        link.trace.append((link.loop.time(), link.actor, link.names[self.operation], self.subject, outcome))

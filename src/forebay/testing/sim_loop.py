@@ -43,7 +43,6 @@ __all__ = [
     "SimulationError",
     "StepLimit",
     "TimeLimit",
-    "Unordered",
 ]
 
 T = TypeVar("T")
@@ -140,13 +139,6 @@ class Process:
         return self._place
 
 
-class Unordered:
-    """Base of objects whose bound methods, as callbacks, may run in any order: each brings its own place."""
-
-    __slots__ = ("place",)
-    place: float
-
-
 CURRENT: ContextVar[Process | None] = ContextVar("forebay_process", default=None)
 """The process that the running callback belongs to. None: the world itself."""
 
@@ -160,8 +152,8 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._world = world
         self._now = 0.0
-        self._queue: list[_Handle] = []
-        self._timers: list[tuple[float, int, events.TimerHandle]] = []
+        self._queue: list[Any] = []
+        self._timers: list[tuple[float, int, Any]] = []  # TimerHandle, or place and action
         self._timers_set = 0
         self._timers_cancelled = 0
         self._tasks_named: dict[str, int] = {}
@@ -169,10 +161,10 @@ class SimLoop(asyncio.BaseEventLoop):
         self._steps_max = steps_max
         self._seconds_max = seconds_max
         self._collect_at = _COLLECT_EVERY_STEPS
+        self._look_at = 0
+        self._batches = 0
         self.steps = 0
         """Callbacks run so far, of all processes."""
-        self.batches = 0
-        """Batches run so far."""
         self.violations: list[Forbidden] = []
         """Calls that have no place in a simulation, kept in case the code under test swallowed the error."""
         self.unhandled: list[BaseException] = []
@@ -212,6 +204,14 @@ class SimLoop(asyncio.BaseEventLoop):
             heappush(self._timers, (when, self._timers_set, timer))
         return timer
 
+    def act_at(self, when: float, place: float, action: Callable[[], None]) -> None:
+        """Let the world itself do something at a virtual time: no handle, no context, no way back.
+
+        `place`, from 0 to 1, is where it comes among what is ready at the same moment.
+        """
+        self._timers_set += 1
+        heappush(self._timers, (when, self._timers_set, (place, action)))
+
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> events.TimerHandle:
@@ -221,7 +221,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
         self._timers_cancelled += 1
         if self._timers_cancelled > _CANCELLED_TIMERS_MAX:
-            self._timers = [timer for timer in self._timers if not timer[2].cancelled()]
+            self._timers = [timer for timer in self._timers if not _is_cancelled(timer[2])]
             heapify(self._timers)
             self._timers_cancelled = 0
 
@@ -255,52 +255,69 @@ class SimLoop(asyncio.BaseEventLoop):
                 gc.enable()
 
     def _run_once(self) -> None:
-        if not self._queue:
+        queue = self._queue
+        if not queue:
             self._jump()
-        timers = self._timers
-        while timers and timers[0][0] <= self._now:
-            timer = heappop(timers)[2]
-            timer._scheduled = False  # type: ignore[attr-defined]
-            if timer.cancelled():
-                self._timers_cancelled -= 1
-            else:
-                self._queue.append(timer)
-        batch = self._queue
+        if self._timers and self._timers[0][0] <= self._now:
+            self._take_due(queue)
         self._queue = []
-        if len(batch) == 1:
-            [handle] = batch
-            process = handle._context.get(CURRENT) or self._world  # type: ignore[attr-defined]
-            process.place()
-            self._step(handle, process)
-        elif batch:
-            for _, _, handle, process in self._shuffled(batch):
-                self._step(handle, process)
-        self.steps += len(batch)
-        if self.steps >= self._collect_at:
-            self._collect_at += _COLLECT_EVERY_STEPS
-            gc.collect()
+        if len(queue) == 1:
+            [entry] = queue
+            if type(entry) is tuple:
+                entry[1]()
+            else:
+                process = entry._context.get(CURRENT) or self._world
+                process.place()
+                self._step(entry, process)
+        elif queue:
+            for _, _, entry, owner in self._shuffled(queue):
+                if owner is None:
+                    entry[1]()
+                else:
+                    self._step(entry, owner)
+        self.steps += len(queue)
+        if self.steps >= self._look_at:
+            self._look_around()
+
+    def _take_due(self, queue: list[Any]) -> None:
+        timers, now = self._timers, self._now
+        while timers and timers[0][0] <= now:
+            due = heappop(timers)[2]
+            if type(due) is not tuple:
+                due._scheduled = False
+                if due._cancelled:
+                    self._timers_cancelled -= 1
+                    continue
+            queue.append(due)
+
+    def _look_around(self) -> None:
+        """What need not be done after every batch."""
         if self.steps > self._steps_max:
             raise StepLimit(
                 f"over {self._steps_max:,} steps at {self._now:.3f} s of virtual time; {self._pending()}"
             )
+        if self.steps >= self._collect_at:
+            self._collect_at += _COLLECT_EVERY_STEPS
+            gc.collect()
+        self._look_at = min(self._collect_at, self._steps_max + 1)
 
-    def _shuffled(self, batch: list[_Handle]) -> list[tuple[float, int, _Handle, Process]]:
-        self.batches += 1
-        placed: list[tuple[float, int, _Handle, Process]] = []
-        for index, handle in enumerate(batch):
-            process: Process = handle._context.get(CURRENT) or self._world  # type: ignore[attr-defined]
-            owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
-            if isinstance(owner, asyncio.Task):
+    def _shuffled(self, batch: list[Any]) -> list[tuple[float, int, Any, Process | None]]:
+        self._batches += 1
+        placed: list[tuple[float, int, Any, Process | None]] = []
+        for index, entry in enumerate(batch):
+            if type(entry) is tuple:
+                placed.append((entry[0], index, entry, None))
+                continue
+            process: Process = entry._context.get(CURRENT) or self._world
+            if isinstance(getattr(entry._callback, "__self__", None), asyncio.Task):
                 place = process.place()
-            elif isinstance(owner, Unordered):
-                place = owner.place
             else:
-                place = process.place_in_order(self.batches)
-            placed.append((place, index, handle, process))
+                place = process.place_in_order(self._batches)
+            placed.append((place, index, entry, process))
         placed.sort()
         return placed
 
-    def _step(self, handle: _Handle, process: Process) -> None:
+    def _step(self, handle: Any, process: Process) -> None:
         if handle._cancelled or not process.alive:
             return
         if process.paused:
@@ -328,7 +345,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _jump(self) -> None:
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and _is_cancelled(timers[0][2]):
             heappop(timers)
             self._timers_cancelled -= 1
         if not timers:
@@ -436,6 +453,10 @@ def _refuse(name: str) -> Callable[..., Any]:
 
 for _name in _REAL_WORLD:
     setattr(SimLoop, _name, _refuse(_name))
+
+
+def _is_cancelled(timer: Any) -> bool:
+    return type(timer) is not tuple and timer._cancelled
 
 
 def _describe(task: asyncio.Task[Any]) -> str:

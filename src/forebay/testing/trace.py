@@ -7,10 +7,13 @@ something failed. Its digest is the fingerprint of a run: same seed, same digest
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["Event", "RequestCount", "Requests", "digest"]
+__all__ = ["Event", "RequestCount", "Requests", "TraceLine", "digest"]
+
+TraceLine: TypeAlias = tuple[float, str, str, str, str]
+"""An `Event` as a plain tuple."""
 
 
 class Event(NamedTuple):
@@ -27,12 +30,9 @@ class Event(NamedTuple):
     """`ok`, the name of an error, or what became of a request."""
 
 
-def digest(events: Iterable[tuple[object, ...]]) -> str:
-    """32 hexadecimal digits that differ where the events differ."""
-    summary = hashlib.blake2b(digest_size=16)
-    for event in events:
-        summary.update(repr(tuple(event)).encode())
-    return summary.hexdigest()
+def digest(lines: Sequence[tuple[object, ...]]) -> str:
+    """32 hexadecimal digits that differ where the lines differ."""
+    return hashlib.blake2b(repr(lines).encode(), digest_size=16).hexdigest()
 
 
 class RequestCount(NamedTuple):

@@ -43,7 +43,7 @@ from forebay.testing.sim_loop import (
     SimulationError,
 )
 from forebay.testing.sim_store import SimStore
-from forebay.testing.trace import Event, Requests, digest
+from forebay.testing.trace import Event, Requests, TraceLine, digest
 
 __all__ = ["MAIN", "World", "run_seeds", "seeds"]
 
@@ -89,8 +89,8 @@ class World:
             Process("world", self.randomness("order", "")), steps_max=steps_max, seconds_max=seconds_max
         )
         self.context = world_context()
-        self.trace: list[Event] = []
-        """Every effect, crash and pause, in order."""
+        self.trace: list[TraceLine] = []
+        """Every effect, crash and pause, in order; `events` gives the same with names."""
         self.requests = Requests()
         """Requests and bytes by actor and operation."""
         self.history = History(self.loop.time, self._recorder)
@@ -286,7 +286,12 @@ class World:
 
     def note(self, actor: str, what: str, subject: str, outcome: str = "") -> None:
         """Put a line of your own into the trace."""
-        self.trace.append(Event(self.loop.time(), actor, what, subject, outcome))
+        self.trace.append((self.loop.time(), actor, what, subject, outcome))
+
+    @property
+    def events(self) -> list[Event]:
+        """The trace with names for its columns."""
+        return [Event(*line) for line in self.trace]
 
     def trace_hash(self) -> str:
         """The fingerprint of what happened so far."""
