@@ -1,0 +1,192 @@
+"""What one write transaction of the embedded coordinator does to the tables.
+
+Everything runs on the writer's connection between BEGIN IMMEDIATE and COMMIT, so it sees the state as of its
+turn, and time is read there too: nobody can slip in between the check of a session and the write it allows.
+Most operations are one statement whose condition is part of it; only a refused one costs a second, to tell
+why. A record of a session that is over does not refuse anything: the session is expired on the spot.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from forebay.coordination._api import Delete, DeleteRange, Operation, Put, WriteResult, directory_of
+from forebay.errors import PreconditionFailed, SessionExpired
+from forebay.kit.conditions import ABSENT, ANY
+
+__all__ = ["Transaction", "expired", "range_condition"]
+
+_PUT = "insert or replace into kv values (?, ?, ?, ?, ?)"
+_CREATE = "insert into kv values (?, ?, ?, ?, ?) on conflict do nothing"
+_REPLACE = (
+    "update kv set value = ?, version = ?, session = ? where directory = ? and name = ? and version = ?"
+)
+_DELETE = "delete from kv where directory = ? and name = ?"
+_DEAD = "from session where expires_ms <= ? or boot_id <> ?"
+
+
+class Transaction:
+    """The open transaction. `version` is the last version given out; `changed` tells whether it moved."""
+
+    def __init__(self, connection: sqlite3.Connection, now_ms: int, boot_id: str) -> None:
+        self._connection = connection
+        self._now_ms = now_ms
+        self._boot_id = boot_id
+        self._alive: dict[int, bool] = {}
+        [(version,)] = connection.execute("select version from counter").fetchall()
+        self.first_version = int(version)
+        self.version = int(version)
+
+    @property
+    def changed(self) -> bool:
+        """Whether any key changed."""
+        return self.version != self.first_version
+
+    def finish(self) -> None:
+        """Store the counter, as the last statement before the commit."""
+        if self.changed:
+            self._connection.execute("update counter set version = ?", (self.version,))
+
+    # -- keys
+
+    def write(self, operations: Sequence[Operation], session_ids: Sequence[int | None]) -> list[WriteResult]:
+        """Puts, then deletes, then range deletes, each answered by itself."""
+        results = [WriteResult()] * len(operations)
+        rest: list[int] = []
+        for index, operation in enumerate(operations):
+            if isinstance(operation, Put):
+                results[index] = self._put(operation, session_ids[index])
+            else:
+                rest.append(index)
+        for index in rest:
+            operation = operations[index]
+            if isinstance(operation, Delete):
+                results[index] = self._delete(operation)
+        for index in rest:
+            operation = operations[index]
+            if isinstance(operation, DeleteRange):
+                self._delete_range(operation)
+        return results
+
+    def _put(self, put: Put, session_id: int | None) -> WriteResult:
+        if session_id is not None and not self._session_alive(session_id):
+            return WriteResult(error=expired(session_id, f"{put.key!r} was not written"))
+        done = self._try_put(put, session_id)
+        if not done and self._drop_if_dead(put.key):
+            done = self._try_put(put, session_id)
+        if not done:
+            return WriteResult(error=self._refusal(put))
+        self.version += 1
+        return WriteResult(version=self.version)
+
+    def _try_put(self, put: Put, session_id: int | None) -> bool:
+        directory, _, name = put.key.rpartition("/")
+        version = self.version + 1
+        if put.when is ANY or put.when is ABSENT:
+            statement = _PUT if put.when is ANY else _CREATE
+            row = (directory, name, put.value, version, session_id)
+            return self._connection.execute(statement, row).rowcount == 1
+        change = (put.value, version, session_id, directory, name, put.when)
+        return self._connection.execute(_REPLACE, change).rowcount == 1
+
+    def _delete(self, delete: Delete) -> WriteResult:
+        done = self._try_delete(delete)
+        if not done and self._drop_if_dead(delete.key):
+            done = self._try_delete(delete)
+        return WriteResult() if done else WriteResult(error=self._refusal(delete))
+
+    def _try_delete(self, delete: Delete) -> bool:
+        if delete.when is ABSENT:
+            return self._find(delete.key) is None
+        directory, _, name = delete.key.rpartition("/")
+        if delete.when is ANY:
+            self._count(self._connection.execute(_DELETE, (directory, name)).rowcount)
+            return True
+        cursor = self._connection.execute(f"{_DELETE} and version = ?", (directory, name, delete.when))
+        return self._count(cursor.rowcount)
+
+    def _delete_range(self, delete: DeleteRange) -> None:
+        directory = directory_of(delete.start)
+        query, bounds = range_condition(delete.start, delete.end)
+        self._count(self._connection.execute(f"delete from kv where {query}", (directory, *bounds)).rowcount)
+
+    def _count(self, rows: int) -> bool:
+        """Deletes move the counter too, so that it names the commit: watches and recovery go by it."""
+        self.version += rows > 0
+        return rows > 0
+
+    def _find(self, key: str) -> tuple[int, int | None] | None:
+        directory, _, name = key.rpartition("/")
+        query = "select version, session from kv where directory = ? and name = ?"
+        rows: list[tuple[int, int | None]] = self._connection.execute(query, (directory, name)).fetchall()
+        return rows[0] if rows else None
+
+    def _refusal(self, operation: Put | Delete) -> PreconditionFailed:
+        found = self._find(operation.key)
+        actual = ABSENT if found is None else found[0]
+        return PreconditionFailed(operation.key, expected=operation.when, actual=actual)
+
+    # -- sessions
+
+    def open_session(self, timeout_ms: int) -> int:
+        """Begin a session; its id is never used again."""
+        row = (timeout_ms, self._now_ms + timeout_ms, self._boot_id)
+        cursor = self._connection.execute(
+            "insert into session(timeout_ms, expires_ms, boot_id) values (?, ?, ?)", row
+        )
+        session_id = cursor.lastrowid
+        assert session_id is not None
+        return session_id
+
+    def renew_session(self, session_id: int) -> None:
+        """Give a living session its full timeout again. Raises `SessionExpired`."""
+        if not self._session_alive(session_id):
+            raise expired(session_id, "it can no longer be renewed")
+        self._connection.execute(
+            "update session set expires_ms = ? + timeout_ms where id = ?", (self._now_ms, session_id)
+        )
+
+    def end_sessions(self, session_ids: Sequence[int]) -> None:
+        """Drop sessions with their keys. Silent where they are over already."""
+        for session_id in session_ids:
+            self._alive[session_id] = False
+            self._connection.execute("delete from session where id = ?", (session_id,))
+            cursor = self._connection.execute("delete from kv where session = ?", (session_id,))
+            self._count(cursor.rowcount)
+
+    def expire_sessions(self) -> None:
+        """Drop every session whose time is over, or that another boot of the machine has left."""
+        dead = self._connection.execute(f"select id {_DEAD}", (self._now_ms, self._boot_id)).fetchall()
+        self.end_sessions([session_id for (session_id,) in dead])
+
+    def _session_alive(self, session_id: int) -> bool:
+        alive = self._alive.get(session_id)
+        if alive is None:
+            query = "select 1 from session where id = ? and expires_ms > ? and boot_id = ?"
+            row = (session_id, self._now_ms, self._boot_id)
+            alive = self._alive[session_id] = bool(self._connection.execute(query, row).fetchall())
+        return alive
+
+    def _drop_if_dead(self, key: str) -> bool:
+        found = self._find(key)
+        session_id = found[1] if found else None
+        if session_id is None or self._session_alive(session_id):
+            return False
+        self.end_sessions([session_id])
+        return True
+
+
+def range_condition(start: str, end: str) -> tuple[str, tuple[str, ...]]:
+    """The condition for the leaves of a range; its parameters follow that of the directory."""
+    low = start.rpartition("/")[2]
+    if end.endswith("//"):
+        return "directory = ? and name >= ?", (low,)
+    return "directory = ? and name >= ? and name < ?", (low, end.rpartition("/")[2])
+
+
+def expired(session_id: int, consequence: str) -> SessionExpired:
+    """The error for a session that is over."""
+    return SessionExpired(
+        f"session {session_id} is over, {consequence}", hint="open a new session, claim again"
+    )
