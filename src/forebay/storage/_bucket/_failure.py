@@ -20,7 +20,15 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from forebay.errors import AccessDenied, ForebayError, NotFound, StorageFull, Unavailable, Unsupported
+from forebay.errors import (
+    AccessDenied,
+    ForebayError,
+    NotDone,
+    NotFound,
+    StorageFull,
+    Unavailable,
+    Unsupported,
+)
 from forebay.storage._api import BucketMissing
 
 __all__ = ["CLIENT_ERRORS", "Failure"]
@@ -98,13 +106,20 @@ class Failure:
         if isinstance(self.error, FileNotFoundError):
             return NotFound(key)
         where = f"{operation} {key!r} in {shown_url}" if key else f"{operation} {shown_url}"
+        if self.never_sent:
+            return self._unsent(where)
+        said = " ".join(filter(None, [str(self.status or ""), self.code])) or _first_line(self.error)
+        return self._answered(f"{where}: {said}")
+
+    def _unsent(self, where: str) -> ForebayError:
         if self.no_credentials:
             return AccessDenied(
                 f"{where}: no credentials were found",
                 hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the like for other providers",
             )
-        said = " ".join(filter(None, [str(self.status or ""), self.code])) or _first_line(self.error)
-        message = f"{where}: {said}"
+        return Unavailable(f"{where}: cannot connect", hint="check the endpoint and that it is up")
+
+    def _answered(self, message: str) -> ForebayError:
         is_denied = isinstance(self.error, PermissionDeniedError | UnauthenticatedError)
         if is_denied or self.status in (401, 403):
             return AccessDenied(message, hint=_CREDENTIALS_HINT)
@@ -112,8 +127,10 @@ class Failure:
             return StorageFull(message, hint="free space in the bucket's storage")
         if isinstance(self.error, NotSupportedError | NotImplementedError):
             return Unsupported(message, hint="this provider does not offer it")
-        if self.never_sent:
-            return Unavailable(f"{where}: cannot connect", hint="check the endpoint and that it is up")
+        if self.is_certain:
+            return NotDone(
+                message, hint="the server refuses the request as it is; trying again will not help"
+            )
         return Unavailable(message, hint="the server is busy or failing; try again later")
 
 

@@ -1,0 +1,124 @@
+"""Local files shared by processes that are killed, that have no room, or that have no rights."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from tests.storage.processes import (
+    count_until_killed,
+    count_up,
+    put_with_small_files_only,
+    running,
+    use_without_rights,
+)
+
+from forebay.storage import LocalStore, open_store
+
+SPAWN = multiprocessing.get_context("spawn")
+WRITERS = 4
+"""Processes at once; each of them is killed once per round."""
+ROUNDS = 7
+
+
+def leftovers(root: Path) -> list[Path]:
+    return list((root / ".forebay" / "temps").iterdir())
+
+
+async def test_processes_that_count_on_one_key_lose_no_update(tmp_path: Path) -> None:
+    processes, turns = 4, 25
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(running(SPAWN, count_up, tmp_path, "n/count", f"p{number}", turns))
+            for number in range(processes)
+        ]
+        for worker in workers:
+            worker.join()
+        assert [worker.exitcode for worker in workers] == [0] * processes
+    async with open_store(tmp_path) as store:
+        assert int((await store.get("n/count")).data.split()[0]) == processes * turns
+    assert leftovers(tmp_path) == []
+
+
+def run_and_kill(root: Path, moments: random.Random) -> list[str]:
+    """Let writers count until each was killed at some moment; everything they reported."""
+    reports: list[str] = []
+    with ExitStack() as stack:
+        lives = []
+        for number in range(WRITERS):
+            reader, writer = SPAWN.Pipe(duplex=False)
+            stack.enter_context(reader)
+            process = stack.enter_context(running(SPAWN, count_until_killed, root, f"p{number}", writer))
+            writer.close()
+            lives.append((process, reader))
+        for process, reader in lives:
+            reports += [reader.recv() for _ in range(moments.randrange(1, 20))]
+            process.kill()
+            process.join()
+        for _, reader in lives:
+            with suppress(EOFError):
+                while True:
+                    reports.append(reader.recv())
+    return reports
+
+
+async def test_kill_at_any_moment_leaves_the_old_or_the_new_object(tmp_path: Path) -> None:
+    """A life ends by SIGKILL after a random number of reports, so anywhere in the write that follows."""
+    moments = random.Random()
+    reports: list[str] = []
+    async with LocalStore(tmp_path) as store:
+        for _ in range(ROUNDS):
+            reports += run_and_kill(tmp_path, moments)
+            found = (await store.get("counter")).data
+            count, name, dots = found.split(b" ", 2)
+            assert dots == b"." * (int(count) % 5000)
+            assert name in {b"p%d" % number for number in range(WRITERS)}
+            assert 0 < reports.count("done") <= int(count) <= reports.count("try")
+        await store.sweep()
+        assert leftovers(tmp_path) == []
+        assert [info.key async for info in store.list()] == ["counter"]
+
+
+async def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        version = await store.put("kept", b"old")
+        reader, writer = SPAWN.Pipe(duplex=False)
+        with reader, running(SPAWN, put_with_small_files_only, tmp_path, 64 * 1024, writer):
+            writer.close()
+            for key in ("dir/large", "kept"):
+                name, message, hint = reader.recv()
+                assert name == "StorageFull"
+                assert key in message
+                assert "space" in hint
+            assert reader.recv()[0] == "done"
+        assert (await store.get("kept")).version == version
+        assert [info.key async for info in store.list()] == ["kept", "small"]
+    assert leftovers(tmp_path) == []
+    assert not (tmp_path / "dir").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_a_directory_without_write_permission_can_be_read(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    async with open_store(root) as store:
+        await store.put("a/b", b"1")
+    # Test directories are private to their owner; the reader must get as far as the root.
+    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
+        parent.chmod(0o755)
+    reader, writer = SPAWN.Pipe(duplex=False)
+    with reader, running(SPAWN, use_without_rights, root, writer):
+        writer.close()
+        assert reader.recv() == b"1"
+        assert reader.recv() == ["a/b"]
+        for _ in range(2):
+            name, message, hint = reader.recv()
+            assert name == "AccessDenied"
+            assert "writing 'a/" in message
+            assert "mode" in hint
+        assert "AccessDenied" in reader.recv()[0]
+    async with open_store(root) as store:
+        assert (await store.get("a/b")).data == b"1"
