@@ -86,6 +86,15 @@ def test_missing_library_is_a_failure_and_missing_extra_is_not(monkeypatch: pyte
     assert checks["extra spark"].hint == "pip install 'forebay[spark]'"
 
 
+def test_old_python_and_old_sqlite_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = by_name(software.python_packages())
+    assert checks["python"].status is checks["sqlite"].status is Status.OK
+    monkeypatch.setattr(software, "PYTHON_OLDEST", (9, 0))
+    monkeypatch.setattr(software, "SQLITE_OLDEST", (9, 0, 0))
+    checks = by_name(software.python_packages())
+    assert checks["python"].status is checks["sqlite"].status is Status.FAILED
+
+
 def test_every_extra_of_the_package_is_examined() -> None:
     names = {check.name for check in software.python_packages()}
     assert {f"extra {extra}" for extra in ("spark", "broker", "otel", "oxia", "dev")} <= names

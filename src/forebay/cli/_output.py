@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from forebay.cli._settings import OutputForm, settings
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
     from rich.progress import Progress
 
 __all__ = [
@@ -58,17 +58,16 @@ def console(stream: IO[str] | None = None) -> Console:
     )
 
 
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[RenderableType]], *, right: Sequence[str] = ()
-) -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Print a table. The columns named in `right` are aligned to the right."""
     from rich.table import Table
+    from rich.text import Text
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         drawn.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        drawn.add_row(*row)
+        drawn.add_row(*[Text(cell) for cell in row])
     console().print(drawn)
 
 

@@ -93,7 +93,7 @@ async def race(stage: Stage, advance: Advance) -> Outcome:
 
     await asyncio.gather(*[one(f"racer{number}", journal) for number, journal in enumerate(journals)])
     counts = _sum([journal.counts for journal in journals])
-    detail = f"{RACE_WRITERS} writers, {counts.conflicts} conflicts"
+    detail = f"{counts.conflicts} conflicts solved"
     return Outcome(RACE_WRITERS * RACE_BATCHES * BATCH_RECORDS, counts, detail)
 
 
@@ -106,7 +106,7 @@ async def crash(stage: Stage, advance: Advance) -> Outcome:
         stage.acknowledged |= {(writer, batch) for batch in batches}
         advance()
     records = (len(stage.acknowledged) - before) * BATCH_RECORDS
-    return Outcome(records, Counts(), f"{KILLS} processes killed")
+    return Outcome(records, Counts(), f"{KILLS} writers killed")
 
 
 async def _kill_one(stage: Stage, writer: str, delay_s: float) -> list[int]:
@@ -147,7 +147,7 @@ async def verify(stage: Stage, advance: Advance) -> Outcome:
     doubled = len(found) - len(set(found))
     # Uploads that the killed never came to commit: nobody was told of them, so nobody misses them.
     unnamed = len(await journal.keys()) - len(entries) - 1
-    detail = f"{len(entries)} batches, {unnamed} half-done"
+    detail = f"{unnamed} unfinished uploads"
     return Outcome(
         len(entries) * BATCH_RECORDS, journal.counts, detail, damaged + (missing + doubled) * BATCH_RECORDS
     )

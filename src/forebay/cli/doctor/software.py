@@ -10,6 +10,7 @@ import importlib.metadata
 import platform
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from forebay.cli.doctor.check import Check, Status
 __all__ = ["programs", "python_packages"]
 
 PYTHON_OLDEST = (3, 11)
+SQLITE_OLDEST = (3, 35, 0)
+"""Oldest SQLite the embedded coordinator takes."""
 JAVA_OLDEST = 17
 """Oldest Java that Spark 4 starts on."""
 PROGRAM_SECONDS_MAX = 4.0
@@ -32,7 +35,7 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 
 def python_packages() -> list[Check]:
     """Forebay, Python, the libraries Forebay needs, and each extra."""
-    checks = [Check("forebay", Status.OK, __version__), _python()]
+    checks = [Check("forebay", Status.OK, __version__), _python(), _sqlite()]
     for extra, names in _requirements().items():
         missing = sorted(name for name in names if not _installed(name))
         checks.append(_libraries(names, missing) if extra == "" else _extra(extra, names, missing))
@@ -44,6 +47,13 @@ def _python() -> Check:
     if sys.version_info < PYTHON_OLDEST:
         return Check("python", Status.FAILED, version, "Forebay needs Python 3.11 or newer")
     return Check("python", Status.OK, f"{version} ({platform.python_implementation()})")
+
+
+def _sqlite() -> Check:
+    if sqlite3.sqlite_version_info < SQLITE_OLDEST:
+        hint = "use a Python that was built with a newer SQLite"
+        return Check("sqlite", Status.FAILED, f"{sqlite3.sqlite_version} is too old", hint)
+    return Check("sqlite", Status.OK, sqlite3.sqlite_version)
 
 
 def _requirements() -> dict[str, list[str]]:
