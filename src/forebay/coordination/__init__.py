@@ -1,6 +1,13 @@
 """Versioned keys: one seam to memory, an embedded database and Oxia."""
 
 from forebay.coordination._api import (
+    KEY_BYTES_MAX,
+    SCAN_RECORDS_MAX,
+    SESSION_TIMEOUT_MS_MAX,
+    SESSION_TIMEOUT_MS_MIN,
+    VALUE_BYTES_MAX,
+    WRITE_BYTES_MAX,
+    WRITE_OPERATIONS_MAX,
     Coordinator,
     Delete,
     DeleteRange,
@@ -9,16 +16,28 @@ from forebay.coordination._api import (
     Record,
     Session,
     Watch,
+    When,
     WriteResult,
     children,
+    directory_of,
+    validate_key,
 )
 from forebay.coordination._memory import MemoryCoordinator
 from forebay.coordination._memory_state import MemoryState
+from forebay.coordination._open import open_coordinator
+from forebay.coordination._sqlite import SqliteCoordinator
 from forebay.kit.conditions import ABSENT, ANY
 
 __all__ = [
     "ABSENT",
     "ANY",
+    "KEY_BYTES_MAX",
+    "SCAN_RECORDS_MAX",
+    "SESSION_TIMEOUT_MS_MAX",
+    "SESSION_TIMEOUT_MS_MIN",
+    "VALUE_BYTES_MAX",
+    "WRITE_BYTES_MAX",
+    "WRITE_OPERATIONS_MAX",
     "Coordinator",
     "Delete",
     "DeleteRange",
@@ -28,7 +47,12 @@ __all__ = [
     "Put",
     "Record",
     "Session",
+    "SqliteCoordinator",
     "Watch",
+    "When",
     "WriteResult",
     "children",
+    "directory_of",
+    "open_coordinator",
+    "validate_key",
 ]

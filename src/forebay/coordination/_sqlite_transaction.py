@@ -72,11 +72,9 @@ class Transaction:
     def _put(self, put: Put, session_id: int | None) -> WriteResult:
         if session_id is not None and not self._session_alive(session_id):
             return WriteResult(error=expired(session_id, f"{put.key!r} was not written"))
-        done = self._try_put(put, session_id)
-        if not done and self._drop_if_dead(put.key):
-            done = self._try_put(put, session_id)
-        if not done:
-            return WriteResult(error=self._refusal(put))
+        while not self._try_put(put, session_id):
+            if (refusal := self._refusal(put)) is not None:
+                return WriteResult(error=refusal)
         self.version += 1
         return WriteResult(version=self.version)
 
@@ -91,10 +89,10 @@ class Transaction:
         return self._connection.execute(_REPLACE, change).rowcount == 1
 
     def _delete(self, delete: Delete) -> WriteResult:
-        done = self._try_delete(delete)
-        if not done and self._drop_if_dead(delete.key):
-            done = self._try_delete(delete)
-        return WriteResult() if done else WriteResult(error=self._refusal(delete))
+        while not self._try_delete(delete):
+            if (refusal := self._refusal(delete)) is not None:
+                return WriteResult(error=refusal)
+        return WriteResult()
 
     def _try_delete(self, delete: Delete) -> bool:
         if delete.when is ABSENT:
@@ -122,10 +120,16 @@ class Transaction:
         rows: list[tuple[int, int | None]] = self._connection.execute(query, (directory, name)).fetchall()
         return rows[0] if rows else None
 
-    def _refusal(self, operation: Put | Delete) -> PreconditionFailed:
+    def _refusal(self, operation: Put | Delete) -> PreconditionFailed | None:
+        """Why the condition does not hold; None where that was a record of a session that is over."""
         found = self._find(operation.key)
-        actual = ABSENT if found is None else found[0]
-        return PreconditionFailed(operation.key, expected=operation.when, actual=actual)
+        if found is None:
+            return PreconditionFailed(operation.key, expected=operation.when, actual=ABSENT)
+        version, session_id = found
+        if session_id is None or self._session_alive(session_id):
+            return PreconditionFailed(operation.key, expected=operation.when, actual=version)
+        self.end_sessions([session_id])
+        return None
 
     # -- sessions
 
@@ -167,14 +171,6 @@ class Transaction:
             row = (session_id, self._now_ms, self._boot_id)
             alive = self._alive[session_id] = bool(self._connection.execute(query, row).fetchall())
         return alive
-
-    def _drop_if_dead(self, key: str) -> bool:
-        found = self._find(key)
-        session_id = found[1] if found else None
-        if session_id is None or self._session_alive(session_id):
-            return False
-        self.end_sessions([session_id])
-        return True
 
 
 def range_condition(start: str, end: str) -> tuple[str, tuple[str, ...]]:
