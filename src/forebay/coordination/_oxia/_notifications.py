@@ -50,6 +50,11 @@ class OxiaWatch(Watch):
             raise Closed("the coordinator of this watch is closed", hint="open a new one")
         self._dirty.clear()
 
+    def begin(self) -> None:
+        """Forget what came before the watch began."""
+        if not self._closed:
+            self._dirty.clear()
+
     def wake(self) -> None:
         """Something may have changed."""
         self._dirty.set()
@@ -97,6 +102,7 @@ class Notifications:
         except BaseException:
             await self.end(watch)
             raise
+        watch.begin()
         return watch
 
     async def end(self, watch: OxiaWatch) -> None:
