@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import resource
@@ -278,3 +279,20 @@ def test_question_that_cannot_be_asked_is_a_failure_with_its_last_words(
     check = servers.answers("coordinator", "memory://")
     assert check.status is Status.FAILED
     assert "last words" in check.detail
+
+
+def test_coordinator_of_a_data_directory_is_asked(forebay: Run, tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with Deployment(data=tmp_path).open_coordinator() as coordinator:
+            await coordinator.put("some/key", b"value")
+
+    asyncio.run(fill())
+    check = servers.answers("coordinator", str(tmp_path))
+    assert check.status is Status.OK, check.detail
+    (tmp_path / ".forebay" / "coordination.db").write_bytes(
+        b"this is no database, and it is long enough " * 40
+    )
+    ran = forebay("doctor", "--data", tmp_path, "-o", "json")
+    [broken] = [check for check in ran.document["checks"] if check["name"] == "coordinator"]
+    assert (ran.code, broken["status"]) == (1, "failed")
+    assert broken["hint"]

@@ -9,7 +9,7 @@ import pytest
 import typer
 import typer.main
 
-from forebay.cli._deployment import Deployment, deployment_options
+from forebay.cli._deployment import COORDINATION_FILE, Deployment, deployment_options
 from forebay.cli._options import CommandGroup
 from forebay.cli._settings import OutputForm, Settings
 from forebay.errors import UsageError
@@ -39,9 +39,23 @@ def command(seen: list[Deployment]) -> Callable[..., Any]:
 def test_data_directory_is_store_and_coordinator(command: Callable[..., Any], seen: list[Deployment]) -> None:
     invoke(command, "--data", "some/where")
     [deployment] = seen
-    assert deployment.store_url == str(Path("some/where").absolute())
-    assert deployment.coordinator_url.startswith("sqlite:///")
-    assert deployment.coordinator_url.endswith("/some/where/.forebay/coordination.db")
+    assert deployment.store_url == deployment.coordinator_url == str(Path("some/where").absolute())
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "100%", "what?", "a#b", "s3:"])
+async def test_data_directory_of_any_name_holds_store_and_coordinator(tmp_path: Path, name: str) -> None:
+    deployment = Deployment(data=tmp_path / name / "x")
+    async with deployment.open_store() as store, deployment.open_coordinator() as coordinator:
+        await store.put("key", b"object")
+        await coordinator.put("key", b"record")
+    assert (tmp_path / name / "x" / "key").read_bytes() == b"object"
+    assert (tmp_path / name / "x" / COORDINATION_FILE).is_file()
+
+
+async def test_named_urls_are_opened() -> None:
+    deployment = Deployment(store="memory://deployment", coordinator="memory://deployment")
+    async with deployment.open_store() as store, deployment.open_coordinator() as coordinator:
+        assert (store.url, coordinator.url) == ("memory://deployment", "memory://deployment")
 
 
 def test_store_and_coordinator_are_taken_as_given(

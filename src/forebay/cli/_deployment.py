@@ -59,7 +59,7 @@ class Deployment:
     def coordinator_url(self) -> str:
         """What to open as the coordinator. Raises `UsageError` where nothing was given."""
         if self.data is not None:
-            return f"sqlite:///{self.data.absolute() / COORDINATION_FILE}"
+            return str(self.data.absolute())
         if self.coordinator is None:
             raise UsageError("no coordinator was named", hint="give --data DIR, or --coordinator URL")
         return self.coordinator
@@ -68,13 +68,14 @@ class Deployment:
         """Open the store; call it inside the running loop."""
         from forebay.storage import open_store
 
-        return open_store(self.store_url)
+        # A path, not its text: a directory may be called like a URL.
+        return open_store(self.store_url if self.data is None else self.data.absolute())
 
     def open_coordinator(self) -> Coordinator:
         """Open the coordinator; call it inside the running loop."""
         from forebay.coordination import open_coordinator
 
-        return open_coordinator(self.coordinator_url)
+        return open_coordinator(self.coordinator_url if self.data is None else self.data.absolute())
 
     @classmethod
     def choose(cls, given: Mapping[str, str | None], environment: Mapping[str, str]) -> Deployment:
@@ -97,7 +98,10 @@ class Deployment:
 _HELP = {
     "data": ("DIR", "Directory with everything in it: local store and embedded coordinator."),
     "store": ("URL", "Object store: a directory, s3://bucket/prefix, gs://..., az://..., memory://."),
-    "coordinator": ("URL", "Coordinator: sqlite:///file, oxia://host:port/namespace, memory://."),
+    "coordinator": (
+        "URL",
+        "Coordinator: a directory, sqlite:///file, oxia://host:port/namespace, memory://.",
+    ),
 }
 
 # The environment is not left to Typer, which would fill in each option by itself.
