@@ -6,6 +6,9 @@ random, so that a fleet that was started together does not knock at the store to
 
 A failed pass is reported and repeated after a growing wait. A background chore that dies of its first error
 goes unnoticed until the disk is full; one that repeats it at full speed makes an outage worse.
+
+Nothing is awaited while a coroutine is being closed: a simulated crash ends every task of an actor that way,
+and a dead process tidies up nothing.
 """
 
 from __future__ import annotations
@@ -169,26 +172,30 @@ class PeriodicService(Service):
             while True:
                 await self._sleep(wait)
                 if self._stopping:
+                    self._answer(self._take_waiters(), self._closed())
                     return
                 await self._pass()
                 wait = self._config.wait_s(self._failures_in_row, self._random)
+        except asyncio.CancelledError:
+            self._answer(self._take_waiters(), self._closed())
+            raise
         except Exception as error:
             # Not a pass: those are caught below. The clock or the configuration is broken.
             self._last_error = _text(error)
             _log.exception("service %s: its loop ended", self.name)
-        finally:
             self._answer(self._take_waiters(), self._closed())
 
     async def _sleep(self, seconds: float) -> None:
         """Wait for the time to pass, or for `_wake`."""
         if self._waiters or self._stopping:
             return
-        self._pause = asyncio.create_task(self._sleep_on_clock(seconds))
+        self._pause = pause = asyncio.create_task(self._sleep_on_clock(seconds))
         try:
-            await asyncio.wait({self._pause})
-        finally:
-            pause, self._pause = self._pause, None
-            await _cancel(pause)
+            await asyncio.wait({pause})
+        except asyncio.CancelledError:
+            pause.cancel()
+            raise
+        self._pause = None
         if not pause.cancelled():
             pause.result()
 
@@ -252,8 +259,11 @@ class PeriodicService(Service):
         timer = asyncio.create_task(self._sleep_on_clock(self._config.grace_ms / 1000))
         try:
             await asyncio.wait({loop, timer}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await _cancel(timer)
+        except asyncio.CancelledError:
+            timer.cancel()
+            raise
+        timer.cancel()
+        await asyncio.wait({timer})
         return loop.done()
 
     def _check_not_inside(self) -> None:
@@ -264,12 +274,6 @@ class PeriodicService(Service):
 
     def _closed(self) -> Closed:
         return Closed(f"service {self.name!r} does not run", hint="start it first")
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancel a helper task and see it end, so that none outlives its owner."""
-    task.cancel()
-    await asyncio.wait({task})
 
 
 def _is_cancelled() -> bool:

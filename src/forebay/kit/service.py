@@ -104,7 +104,7 @@ class ServiceGroup(Service):
                     await service.start()
                     self._started.append(service)
                 self._running = True
-            except BaseException as error:
+            except (Exception, asyncio.CancelledError) as error:
                 for problem in await self._stop_started():
                     error.add_note(f"while stopping what was started: {problem!r}")
                 raise
