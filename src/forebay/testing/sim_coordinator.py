@@ -6,8 +6,8 @@ so a crash, a pause or a partition lets it run out, and its `alive` is judged by
 moment the last successful renewal was *sent*. A watch is woken after a latency, and not through a partition.
 
 A `write` is one request per shard, each with its own fate, as on a sharded server: with several shards a
-write may be done in part, refused in part and unknown in part. Range deletes without a partition key belong
-to all shards and travel as one more request.
+write may be done in part, refused in part and unknown in part. A range delete without a partition key goes to
+every shard; where it was done in some and not in others, its outcome is unknown.
 
 Operations, as faults, latencies and counters name them: `get`, `write`, `range_scan`, `list`, `lookup`
 (ceiling, floor, higher, lower), `open_session`, `renew_session`, `close_session`, `watch`.
@@ -16,9 +16,11 @@ Operations, as faults, latencies and counters name them: `get`, `write`, `range_
 from __future__ import annotations
 
 import asyncio
+import itertools
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 
 from forebay.coordination import Coordinator, Operation, Put, Record, Session, Watch, WriteResult
 from forebay.coordination._api import (
@@ -33,7 +35,7 @@ from forebay.coordination._api import (
     validate_timeout_ms,
 )
 from forebay.coordination._memory_state import MemoryState
-from forebay.errors import Closed, ForebayError, UsageError
+from forebay.errors import Closed, ForebayError, OutcomeUnknown, UsageError
 from forebay.kit.clock import Clock
 from forebay.testing.sim_link import Link
 
@@ -53,6 +55,7 @@ class SimCoordinator(Coordinator):
         """The wire: its faults, latencies and partitions."""
         self.clock = clock
         self._shards = shards
+        self._shard_names = [_name_in(shard, shards) for shard in range(shards)]
         self._sessions: dict[int, SimSession] = {}
         self._watches: dict[_SimWatch, str] = {}
         self.closed = False
@@ -72,34 +75,33 @@ class SimCoordinator(Coordinator):
         self._check_open()
         groups: dict[int, list[int]] = {}
         for index, operation in enumerate(operations):
-            groups.setdefault(self._group(operation), []).append(index)
-        results = [WriteResult()] * len(operations)
-        sending = [self._write_group(operations, session_ids, group, results) for group in groups.values()]
-        if len(sending) == 1:
-            await sending[0]
-        elif sending:
-            await asyncio.gather(*sending)
-        return results
+            for shard in self._homes(operation):
+                groups.setdefault(shard, []).append(index)
+        sending = [
+            self._write_group(
+                [self._at_home(operations[index], shard) for index in indexes],
+                [session_ids[index] for index in indexes],
+            )
+            for shard, indexes in groups.items()
+        ]
+        answers = [await sending[0]] if len(sending) == 1 else await asyncio.gather(*sending)
+        results: list[WriteResult | None] = [None] * len(operations)
+        for indexes, group in zip(groups.values(), answers, strict=True):
+            for index, result in zip(indexes, group, strict=True):
+                results[index] = _merged(results[index], result)
+        return [result or WriteResult() for result in results]
 
     async def _write_group(
-        self,
-        operations: Sequence[Operation],
-        session_ids: Sequence[int | None],
-        group: list[int],
-        results: list[WriteResult],
-    ) -> None:
-        chosen = [operations[index] for index in group]
-        sessions = [session_ids[index] for index in group]
-        subject = " ".join(_subject(operation) for operation in chosen)
-        sent = sum(len(operation.value) for operation in chosen if isinstance(operation, Put))
+        self, operations: Sequence[Operation], session_ids: Sequence[int | None]
+    ) -> Sequence[WriteResult]:
+        subject = " ".join(_subject(operation) for operation in operations)
+        sent = sum(len(operation.value) for operation in operations if isinstance(operation, Put))
         try:
-            answers = await self.link.call(
-                "write", subject, lambda: self.state.write(chosen, sessions), write=True, sent=sent
+            return await self.link.call(
+                "write", subject, lambda: self.state.write(operations, session_ids), write=True, sent=sent
             )
         except ForebayError as error:
-            answers = [WriteResult(error=error)] * len(group)
-        for index, answer in zip(group, answers, strict=True):
-            results[index] = answer
+            return [WriteResult(error=error)] * len(operations)
 
     async def range_scan(
         self, start: str, end: str, *, limit: int = SCAN_RECORDS_MAX, partition_key: str | None = None
@@ -213,15 +215,21 @@ class SimCoordinator(Coordinator):
         self._received(operation, *(found if operation == "range_scan" else ()))
         return found
 
-    def _group(self, operation: Operation) -> int:
-        """Which request of a `write` an operation travels in; -1 for what concerns every shard."""
+    def _homes(self, operation: Operation) -> Sequence[int]:
+        """The shards that an operation concerns."""
+        if self._shards == 1:
+            return (0,)
         if isinstance(operation, DeleteRange):
-            if operation.partition_key is None:
-                return 0 if self._shards == 1 else -1
             home = operation.partition_key
         else:
             home = operation.partition_key or operation.key
-        return zlib.crc32(home.encode()) % self._shards
+        return range(self._shards) if home is None else (_shard_of(home, self._shards),)
+
+    def _at_home(self, operation: Operation, shard: int) -> Operation:
+        """The part of an operation that concerns one shard."""
+        if isinstance(operation, DeleteRange) and operation.partition_key is None and self._shards > 1:
+            return replace(operation, partition_key=self._shard_names[shard])
+        return operation
 
     def _session_id(self, operation: Operation) -> int | None:
         session = operation.session if isinstance(operation, Put) else None
@@ -323,6 +331,25 @@ class _SimWatch(Watch):
     def close(self) -> None:
         self.closed = True
         self._woken.set()
+
+
+def _shard_of(text: str, shards: int) -> int:
+    """As the memory tenant does it."""
+    return zlib.crc32(text.encode()) % shards
+
+
+def _name_in(shard: int, shards: int) -> str:
+    """A partition key that lives in a shard."""
+    return next(name for name in map(str, itertools.count()) if _shard_of(name, shards) == shard)
+
+
+def _merged(one: WriteResult | None, two: WriteResult) -> WriteResult:
+    """The result of an operation that concerned several shards."""
+    if one is None or (one.error is None and two.error is None):
+        return two
+    if one.error is not None and two.error is not None and not isinstance(two.error, OutcomeUnknown):
+        return one
+    return WriteResult(error=OutcomeUnknown("coordinator.write", reason="done in some shards, not in others"))
 
 
 def _subject(operation: Operation) -> str:
