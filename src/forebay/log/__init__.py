@@ -1,0 +1,3 @@
+"""Leaderless topics and partitions."""
+
+__all__: list[str] = []

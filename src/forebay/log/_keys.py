@@ -1,0 +1,152 @@
+"""Where everything of a log lies: the keys of the coordinator and the keys of the objects.
+
+    llog/{topic}/partitions/{partition}/meta/control             state, counter, pending append
+    llog/{topic}/partitions/{partition}/meta/compaction-cursor   first offset not yet compacted
+    llog/{topic}/partitions/{partition}/meta/compaction          a compaction under way, or absent
+    llog/{topic}/partitions/{partition}/meta/compactor-claim     who compacts, ephemeral
+    llog/{topic}/partitions/{partition}/index/{end:020d}         one entry per append or compacted range
+    llog-catalog/topics/{topic}                                  topics and their settings
+    llog-groups/{group}/...                                      consumer groups
+
+    llog/wal-shared/{uuid}                                       object: batches of many partitions
+    llog/{topic}/partitions/{partition}/data/compacted/{uuid}    object: one compacted range
+    llog/{topic}/partitions/{partition}/data/wal/{uuid}          object: one batch, older layout, still read
+
+All coordinator keys of a partition carry the partition key `{topic}:{partition}`, so they live on one shard
+and one request changes them in one step. The last part of a coordinator key may not hold a dot (see the
+contract of `forebay.coordination`), so names that end a key are escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.coordination import children
+from forebay.errors import UsageError
+
+__all__ = [
+    "CATALOG_PARTITION_KEY",
+    "OFFSET_DIGITS",
+    "PARTITION_MAX",
+    "ROOT",
+    "PartitionKeys",
+    "escaped",
+    "shared_wal_key",
+    "topic_key",
+    "topics_range",
+    "unescaped",
+    "validate_topic",
+]
+
+ROOT: Final = "llog"
+"""First part of every key of the log."""
+CATALOG: Final = "llog-catalog"
+CATALOG_PARTITION_KEY: Final = "llog-catalog"
+"""Topics are few and listed as a whole: they all live on one shard."""
+OFFSET_DIGITS: Final = 20
+TOPIC_CHARS_MAX: Final = 200
+"""Longest topic name."""
+PARTITION_MAX: Final = 99_999
+"""Highest partition number."""
+
+_RESERVED: Final = frozenset({"wal-shared"})
+_TOPIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionKeys:
+    """The keys of one partition."""
+
+    topic: str
+    partition: int
+
+    def __post_init__(self) -> None:
+        validate_topic(self.topic)
+        if not 0 <= self.partition <= PARTITION_MAX:
+            raise UsageError(f"partition {self.partition}", hint=f"partitions go from 0 to {PARTITION_MAX:,}")
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}"
+
+    @property
+    def partition_key(self) -> str:
+        """What keeps the partition's keys on one shard."""
+        return f"{self.topic}:{self.partition}"
+
+    @property
+    def root(self) -> str:
+        """The directory of the partition."""
+        return f"{ROOT}/{self.topic}/partitions/{self.partition}"
+
+    @property
+    def control(self) -> str:
+        """State, counter and pending append."""
+        return f"{self.root}/meta/control"
+
+    @property
+    def cursor(self) -> str:
+        """The compaction cursor."""
+        return f"{self.root}/meta/compaction-cursor"
+
+    @property
+    def compaction(self) -> str:
+        """The compaction under way."""
+        return f"{self.root}/meta/compaction"
+
+    @property
+    def claim(self) -> str:
+        """Who compacts."""
+        return f"{self.root}/meta/compactor-claim"
+
+    def index(self, end_offset: int) -> str:
+        """The entry of the append or compacted range that ends at this offset."""
+        return f"{self.root}/index/{end_offset:0{OFFSET_DIGITS}d}"
+
+    def index_range(self) -> tuple[str, str]:
+        """All index entries."""
+        return children(f"{self.root}/index")
+
+    def end_offset(self, index_key: str) -> int:
+        """The offset inside an index key of this partition."""
+        return int(index_key.rpartition("/")[2])
+
+    def compacted_object(self, unique: str) -> str:
+        """A new compacted object."""
+        return f"{self.root}/data/compacted/{unique}"
+
+
+def shared_wal_key(unique: str) -> str:
+    """A new shared write-ahead object."""
+    return f"{ROOT}/wal-shared/{unique}"
+
+
+def topic_key(topic: str) -> str:
+    """The catalog entry of a topic."""
+    return f"{CATALOG}/topics/{escaped(validate_topic(topic))}"
+
+
+def topics_range() -> tuple[str, str]:
+    """All catalog entries."""
+    return children(f"{CATALOG}/topics")
+
+
+def validate_topic(topic: str) -> str:
+    """Return the name, or raise: letters, digits, `.`, `_`, `-`, not first a dot or dash, up to 200."""
+    if len(topic) > TOPIC_CHARS_MAX or not _TOPIC.fullmatch(topic) or topic in _RESERVED:
+        raise UsageError(
+            f"invalid topic name {topic[:TOPIC_CHARS_MAX]!r}",
+            hint=f"letters, digits, '.', '_', '-', up to {TOPIC_CHARS_MAX}, first a letter or digit",
+        )
+    return topic
+
+
+def escaped(name: str) -> str:
+    """A name as the last part of a coordinator key: without dots, reversibly."""
+    return name.replace("~", "~~").replace(".", "~d")
+
+
+def unescaped(part: str) -> str:
+    """What `escaped` was given."""
+    return re.sub("~(.)", lambda match: "." if match[1] == "d" else match[1], part)
