@@ -2,10 +2,24 @@
 
 from benchmarks.figures import (  # noqa: I001 - the order of the table: promises first
     local_cas,
+    embedded,
+    oxia_tenant,
+    simulation,
     local_files,
+    buckets,
     batching,
     memory,
 )
 from benchmarks.figures._suite import suite
 
-__all__ = ["batching", "local_cas", "local_files", "memory", "suite"]
+__all__ = [
+    "batching",
+    "buckets",
+    "embedded",
+    "local_cas",
+    "local_files",
+    "memory",
+    "oxia_tenant",
+    "simulation",
+    "suite",
+]
