@@ -84,7 +84,7 @@ class LocalFiles:
     def put(self, key: str, data: bytes, when: When) -> str:
         """Replace the object durably if `when` holds; the new version."""
         with reported(f"writing {key!r}"), self._stripes.locked(key) as stripe:
-            found = self._found(key)
+            found = self._found(key, when)
             if when is not ANY and when != found:
                 raise PreconditionFailed(key, expected=when, actual=found)
             version = self._new_version()
@@ -107,13 +107,15 @@ class LocalFiles:
         with reported(f"sweeping {str(self.root)!r}"):
             return self._stripes.sweep(wait=wait)
 
-    def _found(self, key: str) -> str | Condition:
-        """The version that lies under `key`, or ABSENT. Raises where no object can lie there."""
+    def _found(self, key: str, when: When) -> str | Condition:
+        """The version that lies under `key`, or ABSENT. Raises where no object can be put."""
         path = self.root / key
         for _ in range(RACES_MAX):
             try:
                 mode = path.lstat().st_mode
             except _NOT_THERE:
+                return ABSENT
+            if not stat.S_ISREG(mode) and not isinstance(when, Condition):
                 return ABSENT
             if stat.S_ISDIR(mode):
                 self._clear_directory(key)
