@@ -1,6 +1,6 @@
 """The published Oxia client for Python, as a program of its own: `oxia_published.py HOST:PORT`.
 
-Runs in the environment of the peer, so it imports nothing of ours. Reads lines `{"seconds": S, "threads": N}`,
+Runs in the peer's environment, so it imports nothing of ours. Reads lines `{"seconds": S, "threads": N}`,
 puts for that long (the client is synchronous; N threads share it), and prints `{"rate": puts per second}`.
 """
 
