@@ -1,15 +1,22 @@
-"""What the simulated coordinator does beyond the contract: faults, shards with fates of their own, leases.
+"""The simulated coordinator: the contract, then faults, shards with fates of their own, and leases.
 
-The contract itself is checked by the behaviour suite.
+The behaviour suite is made of coroutine functions that take a `coordinator` or a `tenant`. The simulated
+tenant lives on its own event loop, so here the very same functions run inside a world, each with every set of
+arguments that it is parametrized with.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forebay.coordination import ABSENT, Delete, DeleteRange, Put, Record, Session, children
+from forebay.coordination import ABSENT, Coordinator, Delete, DeleteRange, Put, Record, Session, children
 from forebay.errors import (
     Closed,
     OutcomeUnknown,
@@ -21,6 +28,69 @@ from forebay.errors import (
 from forebay.testing import Actor, Constant, Faults, Latencies, World
 
 FIXED = Latencies(Constant(4), decides_at=0.5)
+
+SUITE = sorted(path.stem for path in Path(__file__).parent.glob("test_coordination_*.py"))
+
+
+class SimulatedTenant:
+    """What the suite's fixture of this name offers, in a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._opened: list[Coordinator] = []
+
+    def open(self) -> Coordinator:
+        self._opened.append(self._world.coordinator(f"client-{len(self._opened)}"))
+        return self._opened[-1]
+
+    @property
+    def clock(self) -> Any:
+        pytest.skip("it goes by virtual time; leases have tests of their own below")
+
+    async def close(self) -> None:
+        for coordinator in self._opened:
+            await coordinator.close()
+
+
+def contract() -> Iterator[Any]:
+    """Every function of the suite with every set of its arguments."""
+    for name in SUITE:
+        module = importlib.import_module(name)
+        for title, function in sorted(vars(module).items()):
+            if not title.startswith("test_") or not inspect.iscoroutinefunction(function):
+                continue
+            sets: list[dict[str, Any]] = [{}]
+            for mark in getattr(function, "pytestmark", []):
+                if mark.name == "parametrize":
+                    sets = [known | more for known in sets for more in _arguments(*mark.args)]
+            for number, arguments in enumerate(sets):
+                yield pytest.param(function, arguments, id=f"{title}-{number}")
+
+
+def _arguments(names: str | Sequence[str], values: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    titles = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    for value in values:
+        parts = getattr(value, "values", value) if len(titles) > 1 or hasattr(value, "values") else [value]
+        yield dict(zip(titles, parts, strict=True))
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize(("check", "arguments"), list(contract()))
+def test_contract_holds_in_the_simulated_world(
+    check: Callable[..., Awaitable[None]], arguments: dict[str, Any], shards: int
+) -> None:
+    async def main(world: World) -> None:
+        tenant = SimulatedTenant(world)
+        offered = {"tenant": tenant, "directory": "suite/some", **arguments}
+        wanted = inspect.signature(check).parameters
+        if "coordinator" in wanted:
+            offered["coordinator"] = tenant.open()
+        if "eventually" in wanted:
+            offered["eventually"] = None
+        await check(**{name: offered[name] for name in wanted})
+        await tenant.close()
+
+    World(1, coordinator_shards=shards).run(main)
 
 
 async def keys(world: World, directory: str = "d") -> list[str]:
