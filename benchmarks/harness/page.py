@@ -36,6 +36,8 @@ def markdown(results: Sequence[BenchmarkResult]) -> str:
         f"{results[0].rounds} rounds with turns of {results[0].seconds:g} s or a multiple; "
         f"load average {min(loads):g} to {max(loads):g}.",
         "",
+        f"![Figures against their targets](../benchmarks/results/{machine.slug}/chart.svg)",
+        "",
         "| benchmark | figure | ratio [lowest-highest] | target | | rates |",
         "|---|---|---|---|---|---|",
     ]
