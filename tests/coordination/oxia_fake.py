@@ -79,6 +79,7 @@ class FakeOxia:
         self.write: WriteHandler = store_writes
         self.read_failures: list[tuple[grpc.StatusCode, str]] = []
         """Answers to the next reads, before they work."""
+        self.read_hangs = False
         self.namespace_error: str | None = None
         self.keep_alive_error: tuple[grpc.StatusCode, str] | None = None
         self.notification_error: tuple[grpc.StatusCode, str] | None = None
@@ -209,6 +210,8 @@ class FakeOxia:
 
     async def _read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.ReadResponse]:
         await self._count("read")
+        if self.read_hangs:
+            await asyncio.Event().wait()
         if self.read_failures:
             code, text = self.read_failures.pop(0)
             await fail(context, text, code)

@@ -454,6 +454,38 @@ async def test_close_does_not_wait_for_ever_for_a_silent_server(fake: FakeOxia) 
         await write
 
 
+async def test_coordinators_of_one_loop_share_the_write_stream_until_the_last_is_closed(
+    fake: FakeOxia,
+) -> None:
+    first, second = open_oxia(fake.url()), open_oxia(fake.url(timeout_ms=30_000))
+    await asyncio.gather(*[each.put(f"a/{n}", b"") for n in range(10) for each in (first, second)])
+    assert fake.calls["write"] == 1
+    await first.close()
+    await second.put("a/b", b"")
+    await second.close()
+    assert fake.calls["write"] == 1
+    async with open_oxia(fake.url()) as third:
+        await third.put("a/c", b"")
+    assert fake.calls["write"] == 2
+
+
+async def test_read_under_way_at_the_close_is_told_so(fake: FakeOxia) -> None:
+    fake.read_hangs = True
+    client = open_oxia(fake.url())
+    reading = asyncio.create_task(client.get("a/b"))
+    await fake.until(lambda: fake.calls["read"] == 1)
+    await client.close()
+    with pytest.raises(Closed, match="meanwhile"):
+        await reading
+
+
+async def test_tls_is_not_silently_left_out(fake: FakeOxia) -> None:
+    async with open_oxia(fake.url(timeout_ms=500, tls="true")) as client:
+        with pytest.raises(Unavailable):
+            await client.get("a/b")
+    assert fake.calls["assignments"] == 0
+
+
 async def test_use_on_another_event_loop_is_refused(fake: FakeOxia, client: OxiaCoordinator) -> None:
     await client.put("a/b", b"")
 

@@ -46,7 +46,17 @@ class Reply:
 class Unit:
     """Operations of one `write` that live on one shard, with the replies in the order given."""
 
-    __slots__ = ("_indexes", "_operations", "counts", "data", "deadline", "done", "replies", "sent")
+    __slots__ = (
+        "_indexes",
+        "_operations",
+        "counts",
+        "data",
+        "deadline",
+        "done",
+        "has_session",
+        "replies",
+        "sent",
+    )
 
     def __init__(self, shard: int, operations: Sequence[Operation], deadline: Deadline) -> None:
         self._operations = operations
@@ -55,6 +65,8 @@ class Unit:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.sent = False
         """Whether a server may have seen it."""
+        self.has_session = any(isinstance(item, Put) and item.session is not None for item in operations)
+        """Whether any of them is ephemeral."""
         self.encode(shard)
         if len(self.data) > REQUEST_BYTES_MAX:
             raise LimitExceeded(
@@ -95,11 +107,6 @@ class Unit:
     def operations(self) -> int:
         """How many operations travel."""
         return sum(self.counts)
-
-    @property
-    def has_session(self) -> bool:
-        """Whether any of them is ephemeral."""
-        return any(isinstance(operation, Put) and operation.session for operation in self._operations)
 
     def answer(
         self,

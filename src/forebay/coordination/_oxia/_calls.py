@@ -14,7 +14,7 @@ from typing import TypeVar
 import grpc
 
 from forebay.coordination._oxia._assignments import Assignments
-from forebay.coordination._oxia._channels import Channels, Service
+from forebay.coordination._oxia._channels import Channels, Service, closed_meanwhile
 from forebay.coordination._oxia._deadline import Backoff, Deadline
 from forebay.coordination._oxia._errors import Trouble, TroubleKind, diagnose
 from forebay.kit.clock import Clock
@@ -53,6 +53,16 @@ class Caller:
                 raise Trouble(TroubleKind.TIMEOUT, "no answer in time") from None
             except grpc.aio.AioRpcError as error:
                 last = diagnose(error)
+            except asyncio.CancelledError:
+                # gRPC reports a closed channel as if the caller had been cancelled.
+                if self._channels.closed and not _cancelled():
+                    raise closed_meanwhile() from None
+                raise
             if not last.transient:
                 raise last
             await self._clock.sleep(min(backoff.next_s(), max(0.0, deadline.left_s())))
+
+
+def _cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

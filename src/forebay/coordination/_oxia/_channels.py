@@ -15,8 +15,9 @@ import grpc
 import grpc.aio
 
 from forebay.coordination._oxia import oxia_pb2 as pb
+from forebay.errors import Closed
 
-__all__ = ["Channels", "Service", "finish"]
+__all__ = ["Channels", "Service", "closed_meanwhile", "finish"]
 
 SERVICE = "io.streamnative.oxia.proto.OxiaClient"
 """The old name, served by all versions; 0.14 does not know the new one."""
@@ -98,9 +99,12 @@ class Channels:
     def __init__(self, tls: bool) -> None:
         self._tls = tls
         self._channels: dict[str, tuple[grpc.aio.Channel, Service]] = {}
+        self.closed = False
 
     def at(self, address: str) -> Service:
         """The service at an address."""
+        if self.closed:
+            raise closed_meanwhile()
         known = self._channels.get(address)
         if known is None:
             channel = self._open(address)
@@ -108,7 +112,8 @@ class Channels:
         return known[1]
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Let go of all connections. Calls under way end with an error."""
+        self.closed = True
         while self._channels:
             _, (channel, _) = self._channels.popitem()
             await channel.close()
@@ -117,6 +122,11 @@ class Channels:
         if self._tls:
             return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options=_OPTIONS)
         return grpc.aio.insecure_channel(address, options=_OPTIONS)
+
+
+def closed_meanwhile() -> Closed:
+    """The error of a call that was under way at the time of the close."""
+    return Closed("the coordinator was closed meanwhile", hint="open a new one")
 
 
 async def finish(call: grpc.aio.Call) -> None:

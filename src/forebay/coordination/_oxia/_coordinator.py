@@ -13,10 +13,11 @@ unknown.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 from forebay.coordination._api import (
     SCAN_RECORDS_MAX,
@@ -37,60 +38,53 @@ from forebay.coordination._api import (
     validate_timeout_ms,
 )
 from forebay.coordination._oxia import oxia_pb2 as pb
-from forebay.coordination._oxia._assignments import Assignments
 from forebay.coordination._oxia._batch import Reply, Unit
-from forebay.coordination._oxia._calls import Caller
-from forebay.coordination._oxia._channels import Channels
 from forebay.coordination._oxia._config import OxiaConfig
-from forebay.coordination._oxia._deadline import Backoff, Deadline
+from forebay.coordination._oxia._deadline import Deadline
+from forebay.coordination._oxia._link import Link
 from forebay.coordination._oxia._notifications import Notifications
 from forebay.coordination._oxia._reads import Reader
 from forebay.coordination._oxia._sessions import OxiaSession, SessionOwner
 from forebay.coordination._oxia._shard import ShardMap
-from forebay.coordination._oxia._write_stream import WriteStream
 from forebay.errors import Closed, ForebayError, NotDone, OutcomeUnknown, UsageError
 from forebay.kit.clock import Clock, SystemClock
 
 __all__ = ["OxiaCoordinator"]
 
 
-class _Connected:
-    """Everything that exists only once the coordinator is in use."""
+class _InUse:
+    """What exists only once the coordinator is in use."""
 
     def __init__(self, config: OxiaConfig, clock: Clock, randomness: random.Random) -> None:
-        self.pid = os.getpid()
-        self.loop = asyncio.get_running_loop()
-        self.channels = Channels(config.tls)
-        self.assignments = Assignments(config, self.channels, clock, Backoff(randomness))
-        caller = Caller(self.assignments, self.channels, clock, randomness)
-        self.reader = Reader(caller)
-        self.sessions = SessionOwner(caller, clock, self.quiet, config.timeout_s)
-        self.notifications = Notifications(self.assignments, self.channels, clock, randomness)
-        self._config = config
-        self._clock = clock
-        self._random = randomness
-        self._streams: dict[int, WriteStream] = {}
+        self.link = Link.join(config, clock, randomness)
+        self.reader = Reader(self.link.caller)
+        self.sessions = SessionOwner(self.link.caller, clock, self.link.quiet, config.timeout_s)
+        self.notifications = Notifications(self.link.assignments, self.link.channels, clock, randomness)
+        self.writes = 0
+        """Calls of `write` that have not returned."""
+        self.idle = asyncio.Event()
+        self.idle.set()
 
-    def stream(self, shard: int) -> WriteStream:
-        """The one writer of a shard."""
-        stream = self._streams.get(shard)
-        if stream is None:
-            stream = self._streams[shard] = WriteStream(
-                shard, self._config, self.assignments, self.channels, self._clock, Backoff(self._random)
-            )
-        return stream
-
-    def quiet(self, shard: int, deadline: Deadline) -> AbstractAsyncContextManager[None]:
-        """A moment without writes of ours under way on a shard."""
-        return self.stream(shard).quiet(deadline)
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around every `write`, so that a close can wait for it."""
+        self.writes += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.writes -= 1
+            if not self.writes:
+                self.idle.set()
 
     async def close(self, deadline: Deadline) -> None:
-        """In the order of dependence: keys of sessions go first, connections last."""
+        """In the order of dependence: what was accepted, the sessions and their keys, the connections."""
         await self.notifications.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline.at):
+                await self.idle.wait()
         await self.sessions.close()
-        await asyncio.gather(*[stream.close(deadline) for stream in self._streams.values()])
-        await self.assignments.close()
-        await self.channels.close()
+        await self.link.leave(deadline)
 
 
 class OxiaCoordinator(Coordinator):
@@ -108,7 +102,7 @@ class OxiaCoordinator(Coordinator):
         self.url = url or f"oxia://{config.address}/{config.namespace}"
         self._clock = clock or SystemClock()
         self._random = randomness or random.SystemRandom()
-        self._connected: _Connected | None = None
+        self._in_use: _InUse | None = None
         self._closed = False
 
     # -- reads
@@ -154,15 +148,18 @@ class OxiaCoordinator(Coordinator):
         operations = list(operations)
         validate_operations(operations)
         self._check_sessions(operations)
-        connected = self._use()
+        in_use = self._use()
         if not operations:
             return []
+        with in_use.writing():
+            return await self._write(in_use.link, operations)
+
+    async def _write(self, link: Link, operations: Sequence[Operation]) -> list[WriteResult]:
         deadline = self._deadline()
         try:
-            shards = await connected.assignments.current(deadline)
+            parts = _by_shard(operations, await link.assignments.current(deadline))
         except NotDone as error:
             return [WriteResult(error=error)] * len(operations)
-        parts = _by_shard(operations, shards)
         replies: list[list[Reply]] = [[] for _ in operations]
         for shard, indexes in parts.items():
             failures = await self._extend_sessions(shard, [operations[index] for index in indexes], deadline)
@@ -175,20 +172,12 @@ class OxiaCoordinator(Coordinator):
             for shard, indexes in parts.items()
             if indexes
         }
-        await self._submit(connected, units)
+        await _submit(link, units)
         for shard, unit in units.items():
             for index, reply in zip(parts[shard], unit.replies, strict=True):
                 assert reply is not None
                 replies[index].append(reply)
         return [_result(operation, parts) for operation, parts in zip(operations, replies, strict=True)]
-
-    async def _submit(self, connected: _Connected, units: dict[int, Unit]) -> None:
-        travelling = [(shard, unit) for shard, unit in units.items() if unit.operations]
-        if len(travelling) == 1:
-            [(shard, unit)] = travelling
-            await connected.stream(shard).submit(unit)
-        else:
-            await asyncio.gather(*[connected.stream(shard).submit(unit) for shard, unit in travelling])
 
     async def _extend_sessions(
         self, shard: int, operations: Sequence[Operation], deadline: Deadline
@@ -210,7 +199,7 @@ class OxiaCoordinator(Coordinator):
             session = operation.session if isinstance(operation, Put) else None
             if session is None:
                 continue
-            owner = None if self._connected is None else self._connected.sessions
+            owner = None if self._in_use is None else self._in_use.sessions
             if not isinstance(session, OxiaSession) or session.owner is not owner:
                 raise UsageError(
                     "the session belongs to another coordinator",
@@ -244,29 +233,29 @@ class OxiaCoordinator(Coordinator):
         """Finish what was accepted, end the sessions, let go of connections. At most two timeouts long."""
         if self._closed:
             return
-        if self._connected is not None:
+        if self._in_use is not None:
             self._use()
         self._closed = True
-        if self._connected is not None:
-            await self._connected.close(self._deadline())
+        if self._in_use is not None:
+            await self._in_use.close(self._deadline())
 
-    def _use(self) -> _Connected:
+    def _use(self) -> _InUse:
         if self._closed:
             raise Closed(f"the coordinator {self.url} is closed", hint="open a new one")
-        connected = self._connected
-        if connected is None:
-            connected = self._connected = _Connected(self.config, self._clock, self._random)
-        if connected.pid != os.getpid():
+        if self._in_use is None:
+            self._in_use = _InUse(self.config, self._clock, self._random)
+        link = self._in_use.link
+        if link.pid != os.getpid():
             raise UsageError(
                 f"the coordinator {self.url} was opened in another process",
                 hint="connections do not survive a fork: open a new coordinator in the child",
             )
-        if connected.loop is not asyncio.get_running_loop():
+        if link.loop is not asyncio.get_running_loop():
             raise UsageError(
                 f"the coordinator {self.url} is in use on another event loop",
                 hint="open one coordinator per event loop",
             )
-        return connected
+        return self._in_use
 
     def _deadline(self) -> Deadline:
         return Deadline(self.config.timeout_s)
@@ -283,6 +272,16 @@ def _validate_scan(start: str, end: str, limit: int, partition_key: str | None) 
     validate_range(start, end)
     validate_limit(limit)
     validate_partition_key(partition_key)
+
+
+async def _submit(link: Link, units: dict[int, Unit]) -> None:
+    """Send the units of all shards at once. A unit of which everything was refused is not sent."""
+    travelling = [(shard, unit) for shard, unit in units.items() if unit.operations]
+    if len(travelling) == 1:
+        [(shard, unit)] = travelling
+        await link.stream(shard).submit(unit)
+    else:
+        await asyncio.gather(*[link.stream(shard).submit(unit) for shard, unit in travelling])
 
 
 def _by_shard(operations: Sequence[Operation], shards: ShardMap) -> dict[int, list[int]]:
