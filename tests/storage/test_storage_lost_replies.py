@@ -150,11 +150,23 @@ async def test_a_server_that_keeps_failing_leaves_it_unknown(
     assert server.requests["PUT"] == 1 + 3 * QUICK.attempts_max
 
 
-async def test_a_read_back_that_fails_too_does_not_decide(server: S3FaultServer, store: BucketStore) -> None:
+async def test_a_read_back_that_fails_once_is_made_again(server: S3FaultServer, store: BucketStore) -> None:
     server.fail_next("PUT", drop(after=True))
-    server.fail_next("HEAD", answer(500), times=QUICK.attempts_max)
+    server.fail_next("HEAD", answer(500))
     version = await store.put("k", b"mine", ABSENT)
     assert (await store.get("k")).version == version
+
+
+@pytest.mark.parametrize("status", [403, 500])
+async def test_a_read_back_that_never_works_leaves_it_unknown(
+    server: S3FaultServer, store: BucketStore, status: int
+) -> None:
+    """Also where reading is forbidden: that says nothing of the write."""
+    server.fail_next("PUT", drop(after=True))
+    server.fail_next("HEAD", answer(status), times=QUICK.attempts_max)
+    with pytest.raises(OutcomeUnknown):
+        await store.put("k", b"mine", ABSENT)
+    assert server.get("p/k") == b"mine"
 
 
 @pytest.mark.parametrize("fault", [*LOST, *LOST_AFTER_COMMIT[:3]], ids=name_of)

@@ -21,13 +21,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from forebay.errors import (
-    ForebayError,
-    NotFound,
-    OutcomeUnknown,
-    PreconditionFailed,
-    Unavailable,
-)
+from forebay.errors import ForebayError, NotFound, OutcomeUnknown, PreconditionFailed
 from forebay.kit.clock import Clock
 from forebay.kit.conditions import ABSENT, ANY
 from forebay.kit.ids import IdSource
@@ -35,7 +29,7 @@ from forebay.kit.retry import RetryPolicy
 from forebay.storage._api import StoredObject, When
 from forebay.storage._bucket._failure import CLIENT_ERRORS, Failure
 from forebay.storage._bucket._patience import Patience
-from forebay.storage._bucket._url import BucketUrl, Client
+from forebay.storage._bucket._url import BucketUrl, Clients
 
 __all__ = ["TOKEN_ATTRIBUTE", "Writer"]
 
@@ -58,6 +52,7 @@ class Writer:
     def __init__(
         self,
         url: BucketUrl,
+        clients: Clients,
         policy: RetryPolicy,
         clock: Clock,
         ids: IdSource,
@@ -65,14 +60,13 @@ class Writer:
         read_back: Callable[[str, bool], Awaitable[tuple[StoredObject, str | None]]],
     ) -> None:
         self._url = url
+        self._clients = clients
         self._policy = policy
         self._clock = clock
         self._ids = ids
         self._random = randomness
         self._read_back = read_back
-        """Version, token and, if asked for, data of what lies under a key."""
-        self._once: Client = url.client(None)
-        self._patient: Client = url.client(policy)
+        """Version, token and, if asked for, data of what lies under a key; one attempt."""
 
     async def put(self, key: str, data: bytes, when: When) -> str:
         """Store `data` if `when` holds; the new version."""
@@ -115,7 +109,7 @@ class Writer:
                     return found.version
         except NotFound:
             return _Verdict.OPEN if when is ABSENT else _Verdict.MOVED
-        except Unavailable:
+        except ForebayError:
             return _Verdict.OPEN  # Nothing was seen. Sending the same put again is safe and tells more.
         if found_token == token:
             return found.version
@@ -137,7 +131,7 @@ class Writer:
     async def _put_in_parts(self, key: str, data: bytes, token: str) -> str:
         """The client repeats single parts by itself; whole uploads are not repeated."""
         try:
-            result = await self._patient.put_async(
+            result = await self._clients.patient.put_async(
                 key,
                 data,
                 attributes={TOKEN_ATTRIBUTE: token},
@@ -153,7 +147,9 @@ class Writer:
 
     async def _send(self, key: str, data: bytes, token: str, mode: Any) -> str:
         attributes = {TOKEN_ATTRIBUTE: token}
-        result = await self._once.put_async(key, data, attributes=attributes, mode=mode, use_multipart=False)
+        result = await self._clients.once.put_async(
+            key, data, attributes=attributes, mode=mode, use_multipart=False
+        )
         return self._version(dict(result))
 
     def _mode(self, when: When) -> Any:

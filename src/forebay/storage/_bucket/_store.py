@@ -81,9 +81,10 @@ class BucketStore(ObjectStore):
         self._random = randomness
         self._policy = policy
         self._handle = Handle(url.shown)
-        self._client = url.client(None)
-        self._patient = url.client(policy)
-        self._writer = Writer(url, policy, clock, ids, randomness, self._read_back)
+        clients = url.clients(policy)
+        self._client = clients.once
+        self._patient = clients.patient
+        self._writer = Writer(url, clients, policy, clock, ids, randomness, self._read_back)
         self._bucket_is_there = False
 
     async def put(self, key: str, data: Buffer, when: When = ANY) -> str:
@@ -142,11 +143,9 @@ class BucketStore(ObjectStore):
         self._handle.check()
         validate_prefix(prefix)
         validate_page_keys(page_keys)
-        return (
-            self._sorted_pages(prefix, after, page_keys)
-            if self._url.endpoint
-            else self._pages(prefix, after, page_keys)
-        )
+        if self._url.lists_in_order:
+            return self._pages(prefix, after, page_keys)
+        return self._sorted_pages(prefix, after, page_keys)
 
     async def _sorted_pages(self, prefix: str, after: str, page_keys: int) -> AsyncIterator[list[ObjectInfo]]:
         found = await self._reading("listing", "", lambda: self._listed_and_sorted(prefix, after))
@@ -216,24 +215,28 @@ class BucketStore(ObjectStore):
         return StoredObject(key, data, info.version), result.attributes.get(TOKEN_ATTRIBUTE)
 
     async def _read_back(self, key: str, with_data: bool) -> tuple[StoredObject, str | None]:
-        return await self._reading(
+        return await self._attempt(
             "reading back", key, lambda: self._get(key, {} if with_data else {"head": True})
         )
 
     async def _reading(self, operation: str, key: str, request: Callable[[], Awaitable[T]]) -> T:
         """Repeat a read while it fails for a passing reason. Lets `NotModifiedError` through."""
-
-        async def attempt() -> T:
-            try:
-                return await request()
-            except (NotModifiedError, ForebayError):
-                raise
-            except CLIENT_ERRORS as error:
-                raise Failure.of(error).explained(operation, key, self.url) from error
-
-        result = await retry(attempt, policy=self._policy, clock=self._clock, randomness=self._random)
+        result = await retry(
+            lambda: self._attempt(operation, key, request),
+            policy=self._policy,
+            clock=self._clock,
+            randomness=self._random,
+        )
         self._bucket_is_there = True
         return result
+
+    async def _attempt(self, operation: str, key: str, request: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await request()
+        except (NotModifiedError, ForebayError):
+            raise
+        except CLIENT_ERRORS as error:
+            raise Failure.of(error).explained(operation, key, self.url) from error
 
     async def _look_for_bucket(self) -> None:
         """A HEAD request is answered by a bare 404 whether the key or the bucket is missing: list to tell."""

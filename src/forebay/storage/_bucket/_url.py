@@ -25,7 +25,7 @@ from forebay.errors import InvalidKey, InvalidUrl
 from forebay.kit.retry import RetryPolicy
 from forebay.storage._api import validate_key
 
-__all__ = ["BucketUrl", "Client", "parse_bucket_url"]
+__all__ = ["BucketUrl", "Client", "Clients", "parse_bucket_url"]
 
 Client: TypeAlias = S3Store | GCSStore | AzureStore
 
@@ -88,14 +88,19 @@ class BucketUrl:
     """The address without secrets."""
     endpoint: str
     """Where requests go, or empty for the provider's own address."""
+    lists_in_order: bool
+    """Whether listings may be passed on as they come: the providers' own services sort them by bytes."""
 
     @property
     def versions_are_generations(self) -> bool:
         """Google checks a generation number where the others check the ETag."""
         return _SCHEMES[self.scheme].versions_are_generations
 
-    def client(self, retries: RetryPolicy | None) -> Client:
-        """A client that repeats requests by itself as `retries` says, or never."""
+    def clients(self, policy: RetryPolicy) -> Clients:
+        """The two clients of this bucket."""
+        return Clients(self._client(RetryPolicy(attempts_max=1)), self._client(policy))
+
+    def _client(self, retries: RetryPolicy) -> Client:
         scheme = _SCHEMES[self.scheme]
         settings: dict[str, Any] = {
             name: value for name, value in self.options.items() if name not in ("endpoint", "anonymous")
@@ -127,6 +132,16 @@ class BucketUrl:
             ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Two doors to one bucket."""
+
+    once: Client
+    """Sends every request once: whoever must know what became of a request uses this one."""
+    patient: Client
+    """Repeats requests by itself, for uploads in parts and listings in pages."""
+
+
 def parse_bucket_url(url: str) -> BucketUrl:
     """Take `url` apart. Raises `InvalidUrl`."""
     parts = urlsplit(url)
@@ -148,7 +163,7 @@ def parse_bucket_url(url: str) -> BucketUrl:
         )
     public = {name: value for name, value in options.items() if name not in known.secrets}
     shown = plain + (f"?{urlencode(public, safe='/:', quote_via=quote)}" if public else "")
-    return BucketUrl(scheme, parts.netloc, _prefix(plain, parts.path), options, shown, endpoint)
+    return BucketUrl(scheme, parts.netloc, _prefix(plain, parts.path), options, shown, endpoint, not endpoint)
 
 
 def _options(plain: str, scheme: str, query: str) -> dict[str, str]:
@@ -179,8 +194,7 @@ def _prefix(plain: str, path: str) -> str:
     return prefix
 
 
-def _retry_config(retries: RetryPolicy | None) -> Any:
-    policy = retries or RetryPolicy(attempts_max=1)
+def _retry_config(policy: RetryPolicy) -> Any:
     return {
         "max_retries": policy.attempts_max - 1,
         "retry_timeout": timedelta(milliseconds=policy.deadline_ms),
