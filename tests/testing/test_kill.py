@@ -247,8 +247,9 @@ def test_half_a_report_is_no_report(tmp_path: Path) -> None:
     assert read_reports(tmp_path / "none", "acknowledged") == []
 
 
-def test_grandchild_dies_with_its_parent() -> None:
-    with Child(start_a_child_and_wait) as child:
+def test_grandchild_dies_with_its_parent(tmp_path: Path) -> None:
+    # What the killed parent cannot remove any more stays inside the test's own directory.
+    with Child(start_a_child_and_wait, environment={"TMPDIR": str(tmp_path)}) as child:
         child.wait_for("ready")
         [grandchild] = child.acknowledged
         descriptor = os.pidfd_open(grandchild)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from forebay.testing._servers.ports import GRPC_OFFSET
+from forebay.testing._servers.signing import put_object
+from forebay.testing.proxy import FaultProxy, lose_reply
 from forebay.testing.servers import OxiaServer, SeaweedServer, ServerFailed
 
 
@@ -54,6 +57,19 @@ def test_seaweed_url_carries_all_that_a_store_needs(seaweed: SeaweedServer) -> N
         "access_key_id": [seaweed.access_key],
         "secret_access_key": [seaweed.secret_key],
     }
+
+
+def test_put_whose_reply_the_proxy_loses_took_effect(seaweed: SeaweedServer) -> None:
+    with FaultProxy("127.0.0.1", seaweed.port) as proxy:
+        keys = {"access_key": seaweed.access_key, "secret_key": seaweed.secret_key, "region": "us-east-1"}
+        path = f"{seaweed.bucket}/real/lost"
+        assert put_object(proxy.address, path, b"first", **keys) == 200
+        proxy.next_response(lose_reply(quiet_ms=1_000))
+        with pytest.raises((OSError, http.client.HTTPException)):
+            put_object(proxy.address, path, b"second", **keys)
+    client = s3_client(seaweed)
+    assert client.get_object(Bucket=seaweed.bucket, Key="real/lost")["Body"].read() == b"second"
+    client.close()
 
 
 def test_killed_seaweed_comes_back_with_its_data(seaweed: SeaweedServer) -> None:
@@ -127,6 +143,21 @@ def test_mended_oxia_survives_writers_at_once(oxia: OxiaServer) -> None:
         assert b"149" in read(channels[0], f"many-{writer}")
     for channel in channels:
         channel.close()
+
+
+def test_write_whose_reply_the_proxy_loses_took_effect(oxia: OxiaServer) -> None:
+    grpc = pytest.importorskip("grpc")
+    with FaultProxy("127.0.0.1", oxia.port) as proxy:
+        assert oxia.url(address=proxy.address) == f"oxia://{proxy.address}/default"
+        with grpc.insecure_channel(proxy.address) as channel:
+            write(channel, "lost", "first")
+            proxy.next_response(lose_reply())
+            with pytest.raises(grpc.RpcError) as caught:
+                write(channel, "lost", "second")
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert proxy.stats.faults_met == 1
+    with grpc.insecure_channel(oxia.address) as channel:
+        assert b"second" in read(channel, "lost")
 
 
 def test_paused_oxia_accepts_and_does_not_answer(oxia: OxiaServer) -> None:

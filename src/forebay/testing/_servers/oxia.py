@@ -57,9 +57,9 @@ class OxiaServer:
         """The file with everything the server printed."""
         return self._process.output
 
-    def url(self, namespace: str = "default") -> str:
-        """What `open_coordinator` takes."""
-        return f"oxia://{self.address}/{namespace}"
+    def url(self, namespace: str = "default", *, address: str | None = None) -> str:
+        """What `open_coordinator` takes; `address` leads through a proxy."""
+        return f"oxia://{address or self.address}/{namespace}"
 
     def start(self) -> None:
         """Start, on the same address and data as before, and wait until the port accepts."""

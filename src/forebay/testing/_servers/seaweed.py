@@ -64,7 +64,8 @@ class SeaweedServer:
         self.access_key = "forebay"
         self.secret_key = "forebay-secret"  # Of a server that only this machine can reach.
         self._ports = free_ports(4, with_grpc=True)
-        self._host = f"127.0.0.1:{self._ports[3]}"
+        self.port = self._ports[3]
+        self._host = f"127.0.0.1:{self.port}"
         self.endpoint = f"http://{self._host}"
         for name in ("data", "logs"):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
@@ -81,10 +82,10 @@ class SeaweedServer:
         """The file with everything the server printed."""
         return self._process.output
 
-    def url(self, prefix: str = "") -> str:
-        """What `open_store` takes, credentials included."""
+    def url(self, prefix: str = "", *, endpoint: str | None = None) -> str:
+        """What `open_store` takes, credentials included; `endpoint` leads through a proxy."""
         options = {
-            "endpoint": self.endpoint,
+            "endpoint": endpoint or self.endpoint,
             "region": REGION,
             "access_key_id": self.access_key,
             "secret_access_key": self.secret_key,
