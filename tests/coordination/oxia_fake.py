@@ -26,7 +26,9 @@ WriteHandler = Callable[
 
 
 class SteppedClock:
-    """Time that passes only when a test says so."""
+    """Time that passes only when a test says so. Short pauses between attempts are over at once."""
+
+    SHORT_S = 0.1
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -39,6 +41,9 @@ class SteppedClock:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
+        if seconds <= self.SHORT_S:
+            await asyncio.sleep(0)
+            return
         sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.append((self.now + seconds, sleeper))
         await sleeper

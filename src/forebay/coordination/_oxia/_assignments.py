@@ -4,6 +4,10 @@ The stream is subscribed to again after every end. A server that shuts down ends
 normal end is the one that must not be overlooked: a client that stops listening there never hears of a
 leader again. What was known stays in use meanwhile; a call to a wrong leader is refused and tried again.
 
+A standalone 0.14 server opens its port a moment before it can answer this one call, and a call in that
+moment kills it. Since we are always back quickly after a restart, we let a connection stand for a while
+first.
+
 A standalone server names as leader whatever address it was called by, which is the service address.
 """
 
@@ -24,6 +28,9 @@ from forebay.errors import Unavailable
 from forebay.kit.clock import Clock
 
 __all__ = ["Assignments"]
+
+STARTUP_PAUSE_S = 0.1
+"""Seconds between a connection and the question for the assignments."""
 
 
 class Assignments:
@@ -79,6 +86,8 @@ class Assignments:
 
     async def _follow(self) -> None:
         while True:
+            await self._channels.connect(self._config.address, self._no_connection)
+            await self._clock.sleep(STARTUP_PAUSE_S)
             service = self._channels.at(self._config.address)
             call = service.assignments(pb.AssignmentsRequest(namespace=self._config.namespace))
             try:
@@ -91,6 +100,9 @@ class Assignments:
             finally:
                 await finish(call)
             await self._clock.sleep(self._backoff.next_s())
+
+    def _no_connection(self) -> None:
+        self._tell(Trouble(TroubleKind.TRANSIENT, "cannot connect"))
 
     def _take(self, message: pb.Assignments) -> None:
         self._map = self._parse(message)

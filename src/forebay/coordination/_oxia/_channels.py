@@ -9,6 +9,7 @@ restart, notices a peer that stopped answering, and takes any message a server m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -110,6 +111,15 @@ class Channels:
             channel = self._open(address)
             known = self._channels[address] = channel, Service(channel)
         return known[1]
+
+    async def connect(self, address: str, failed: Callable[[], None]) -> None:
+        """Return when there is a connection. `failed` hears of every attempt that did not make one."""
+        self.at(address)
+        channel, _ = self._channels[address]
+        while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                failed()
+            await channel.wait_for_state_change(state)
 
     async def close(self) -> None:
         """Let go of all connections. Calls under way end with an error."""
