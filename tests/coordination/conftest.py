@@ -23,7 +23,7 @@ class ManualClock:
         self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
 
     def now_ms(self) -> int:
-        return int(self._now * 1000)
+        return round(self._now * 1000)
 
     def monotonic(self) -> float:
         return self._now
@@ -35,13 +35,13 @@ class ManualClock:
 
     def step(self, seconds: float) -> None:
         """Move without letting anybody run."""
-        self._now += seconds
+        self._now = round(self._now + seconds, 6)
 
     async def advance(self, seconds: float) -> None:
         """Move in small steps, so that whoever sleeps in between wakes in between."""
         for _ in range(20):
             await _let_others_run()
-            self._now += seconds / 20
+            self._now = round(self._now + seconds / 20, 6)
             for end, future in self._sleepers:
                 if end <= self._now and not future.done():
                     future.set_result(None)
