@@ -2,8 +2,8 @@
 
 A page is one script. Its ```python blocks share a namespace and may await at the top level; the lines of its
 ```sh blocks that begin with `forebay ` are run by a shell, in the order of the page and in the same temporary
-directory, and must end well. A ```text block is never run. A page that starts a real server which cannot be had
-here is skipped.
+directory, and must end well. A ```text block is never run. A page that starts a real server is skipped where
+that server cannot be had.
 
 `python tests/test_docs.py` writes the table of limits anew.
 """
