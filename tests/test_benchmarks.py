@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import sys
@@ -18,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import command
+from benchmarks.figures import embedded, local_cas
 from benchmarks.figures import suite as real_suite
 from benchmarks.harness import (
     Bench,
@@ -30,6 +32,7 @@ from benchmarks.harness import (
     Variants,
     at_least,
     at_most,
+    rounds,
 )
 from benchmarks.harness.bars import span_of, terminal_bar
 from benchmarks.harness.chart import draw
@@ -40,9 +43,17 @@ from benchmarks.harness.results import BenchmarkResult, FigureResult, Run, load,
 from benchmarks.harness.rounds import Plan, measure, order
 from benchmarks.harness.timing import timed
 from benchmarks.harness.wording import number
+from benchmarks.peers import environment
+from benchmarks.peers.process import PeerFailed, PeerProcess
 
 MACHINE = Machine("Linux", "6.1.0", "x86_64", 2, "Some(R) CPU @ 2.80GHz", 8.0, "ext4")
 RUN = Run("2026-01-02T03:04:05Z", "abc123", MACHINE, {"python": "3.11.2"})
+
+
+@pytest.fixture(autouse=True)
+def _no_sweeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeping the heap of a whole test run before every turn would be most of the time here."""
+    monkeypatch.setattr(rounds, "collect", lambda: 0)
 
 
 def fixed(*rates: float, unit: str = "/s") -> Variant:
@@ -164,7 +175,7 @@ def test_timed_repeats_its_step_and_counts_units() -> None:
 
 @dataclass
 class FakeJob:
-    """Counts to a fixed number; refuses a negative time, dies on a huge one."""
+    """Counts to a fixed number; refuses a negative time."""
 
     units: int
 
@@ -390,7 +401,106 @@ def test_an_unknown_name_is_wrong_usage(run: Callable[..., int]) -> None:
     assert ended.value.code == 2
 
 
+# -- peers
+
+PEER = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["threads"] > 9:
+        sys.exit("too many threads")
+    print(json.dumps({"rate": asked["threads"] * 100}), flush=True)
+"""
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[PeerProcess]:
+    program = tmp_path / "peer.py"
+    program.write_text(PEER)
+    with PeerProcess(Path(sys.executable), program) as process:
+        yield process
+
+
+def test_a_peer_answers_turn_after_turn(peer: PeerProcess) -> None:
+    assert peer.variant("puts/s", threads=1).run(0.5) == Sample(100.0)
+    assert peer.variant("puts/s", threads=4).run(0.5) == Sample(400.0)
+
+
+def test_a_peer_that_dies_leaves_its_last_words(peer: PeerProcess) -> None:
+    with pytest.raises(PeerFailed, match="too many threads"):
+        peer.run(0.5, threads=10)
+
+
+def test_an_environment_is_made_once_and_again_after_other_pins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def note(command: list[str]) -> None:
+        commands.append(command)
+        (tmp_path / "peers" / "some-client").mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setenv("FOREBAY_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(environment, "_run", note)
+    for pins in (["client==1"], ["client==1"], ["client==2"]):
+        python = environment.peer_python("some-client", pins, lambda message: None)
+        assert python == tmp_path / "peers" / "some-client" / "bin" / "python"
+    assert [command[-1] for command in commands if "pip" in command] == ["client==1", "client==2"]
+
+
+def test_an_environment_that_cannot_be_made_skips_with_the_last_word() -> None:
+    program = "import sys; sys.exit('first line\\nno such package')"
+    with pytest.raises(CannotMeasure, match="no such package"):
+        environment._run([sys.executable, "-c", program])
+
+
 # -- the real suite
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["embedded-write", "simulation", "local-put", "local-range", "batcher", "ids", "checksum"],
+)
+def test_benchmarks_without_servers_measure_what_their_figures_need(name: str, tmp_path: Path) -> None:
+    [benchmark] = real_suite.select([name])
+    plan = Plan(rounds=1, seconds=0.001)
+    with benchmark.variants(Bench(tmp_path)) as variants:
+        [samples] = measure(variants, plan)
+    assert all(sample.rate > 0 for sample in samples.values())
+    used = {variant for figure in benchmark.figures for variant in figure.variants()}
+    assert used == set(samples)
+    assert all(figure.value(samples) > 0 for figure in benchmark.figures)
+
+
+def test_the_counting_jobs_count_what_really_happened(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/coordinator.db"
+    asyncio.run(local_cas._begin(tmp_path / "store"))
+    asyncio.run(embedded._begin(url))
+    with local_cas.CountingJob(tmp_path / "store") as files, embedded.EmbeddedJob(url) as keys:
+        done = files.run(0.01), keys.run(0.01)
+        assert files.runner and files.store and keys.runner and keys.coordinator
+        stored = files.runner.run(files.store.get(local_cas.KEY))
+        record = keys.runner.run(keys.coordinator.get(embedded.KEY))
+    assert record is not None
+    assert (int(stored.data), int(record.value)) == done
+    assert min(done) > 0
+
+
+def test_the_issue_s_targets_are_in_the_suite() -> None:
+    held = {
+        (benchmark.name, figure.name): str(figure.target)
+        for benchmark in real_suite
+        for figure in benchmark.figures
+        if figure.target is not None
+    }
+    assert held[("local-cas", "16 processes")] == ">= 0.25"
+    assert held[("local-cas", "least lucky of 16")] == ">= 0.25"
+    for processes in ("1 process", "4 processes", "16 processes"):
+        assert held[("embedded-cas", processes)] == ">= 0.5"
+    assert held[("embedded-write", "time of 100 puts")] == "<= 3"
+    assert held[("oxia", "100 puts in one write")] == ">= 10"
+    assert held[("oxia", "64 puts in flight")] == ">= 3"
+    assert held[("simulation", "seeds per second")] == ">= 50"
 
 
 def test_real_benchmarks_have_distinct_figures_and_a_claim() -> None:

@@ -16,7 +16,7 @@ from benchmarks.harness.wording import target_of, value_of, verdict_of
 
 __all__ = ["draw"]
 
-WIDTH = 900
+WIDTH = 940
 ROW = 20
 HEADING = 30
 TOP = 64

@@ -94,7 +94,7 @@ class Crew:
 
     def variant(self, size: int, unit: str) -> Variant:
         """`run` as a variant, with longer turns the more there are to share them."""
-        return Variant(lambda seconds: self.run(size, seconds), unit, stretch=size**0.5)
+        return Variant(lambda seconds: self.run(size, seconds), unit, stretch=max(1.0, size / 2))
 
     def _end(self, *, kill: bool) -> None:
         for pipe in self._pipes:

@@ -7,9 +7,9 @@ gives each variant both neighbours: whoever follows a noisy one does not always 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from gc import collect
 
 from benchmarks.harness.figure import Sample
 from benchmarks.harness.suite import Variants
@@ -50,7 +50,7 @@ def measure(
         samples: dict[str, Sample] = {}
         for name in order(list(variants), index):
             # What one variant leaves behind is not to be swept up at the cost of the next.
-            gc.collect()
+            collect()
             samples[name] = variants[name].run(plan.seconds * variants[name].stretch)
             advance()
         rounds.append(samples)
