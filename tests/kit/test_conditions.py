@@ -13,8 +13,9 @@ def test_there_are_two_conditions_and_both_have_names() -> None:
 
 
 def test_a_condition_never_equals_a_version() -> None:
+    versions: list[object] = ["any version", "absent", 0, -1, None]
     for condition in Condition:
-        assert condition not in ("any version", "absent", 0, -1, None)
+        assert condition not in versions
 
 
 def test_conditions_read_well_in_messages() -> None:
