@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.errors import Backpressure, Closed, LimitExceeded, OutcomeUnknown, Unavailable
+from forebay.errors import Backpressure, Closed, LimitExceeded, OutcomeUnknown, Unavailable, UsageError
 from forebay.kit.batcher import Batcher, BatcherConfig, Outcome, Ticket
 from forebay.kit.clock import SystemClock
 
@@ -399,7 +399,7 @@ async def test_a_ticket_given_up_by_its_caller_does_not_disturb_the_others() -> 
     "config", [{"batch_bytes": 0}, {"age_ms": -1}, {"uploads_max": 0}, {"pending_items_max": 0}]
 )
 def test_a_config_out_of_range_is_refused(config: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(config))):
+    with pytest.raises(UsageError, match=next(iter(config))):
         BatcherConfig(**config)
 
 

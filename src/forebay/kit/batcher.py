@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
-from forebay.errors import Backpressure, Closed, LimitExceeded, OutcomeUnknown
+from forebay.errors import Backpressure, Closed, LimitExceeded, OutcomeUnknown, UsageError
 from forebay.kit.clock import Clock
 
 __all__ = ["Batcher", "BatcherConfig", "BatcherStats", "Outcome", "Ticket"]
@@ -71,7 +71,7 @@ class BatcherConfig:
 
     def __post_init__(self) -> None:
         if self.age_ms < 0:
-            raise ValueError(f"age_ms is {self.age_ms}, at least 0")
+            raise UsageError(f"age_ms is {self.age_ms}", hint="it is at least 0")
         names = (
             "batch_bytes",
             "batch_items",
@@ -82,7 +82,7 @@ class BatcherConfig:
         )
         for name in names:
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least 1")
+                raise UsageError(f"{name} is {getattr(self, name)}", hint="it is at least 1")
 
 
 @dataclass(slots=True)
