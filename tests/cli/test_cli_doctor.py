@@ -18,6 +18,7 @@ import pytest
 
 from forebay.cli import doctor
 from forebay.cli._deployment import Deployment
+from forebay.cli.doctor import check as check_module
 from forebay.cli.doctor import disk, servers, software
 from forebay.cli.doctor.check import Check, Probe, Status, examine
 
@@ -25,8 +26,11 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_measurements_and_long_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds are for users who wait; a busy machine that runs tests may take longer."""
     monkeypatch.setattr(disk, "MEASURE_ROUNDS_MAX", 2)
+    monkeypatch.setattr(check_module, "PROBE_SECONDS_MAX", 120.0)
+    monkeypatch.setattr(servers, "ANSWER_SECONDS_MAX", 60.0)
 
 
 @pytest.fixture
@@ -249,15 +253,12 @@ def test_probe_that_hangs_is_reported_and_does_not_hold_the_others() -> None:
         return []
 
     try:
-        began = time.monotonic()
-        checks = examine(
-            [Probe("stuck", hang), Probe("fine", lambda: [Check("fine", Status.OK, "yes")])], seconds_max=0.2
-        )
-        assert time.monotonic() >= began
+        fine = Probe("fine", lambda: [Check("fine", Status.OK, "yes")])
+        checks = examine([fine, Probe("stuck", hang)], seconds_max=1.5)
     finally:
         release.set()
-    assert [(check.name, check.status) for check in checks] == [("stuck", Status.WARN), ("fine", Status.OK)]
-    assert "no answer" in checks[0].detail
+    assert [(check.name, check.status) for check in checks] == [("fine", Status.OK), ("stuck", Status.WARN)]
+    assert "no answer" in checks[1].detail
 
 
 def test_probe_that_breaks_is_a_warning_with_the_reason() -> None:

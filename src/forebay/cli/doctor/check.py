@@ -56,8 +56,9 @@ class _Running:
     findings: list[Check] = field(default_factory=list)
 
 
-def examine(probes: Sequence[Probe], seconds_max: float = PROBE_SECONDS_MAX) -> list[Check]:
-    """Ask all probes at once and return their checks in order, within `seconds_max`."""
+def examine(probes: Sequence[Probe], seconds_max: float | None = None) -> list[Check]:
+    """Ask all probes at once and return their checks in order, within `seconds_max` (`PROBE_SECONDS_MAX`)."""
+    seconds_max = PROBE_SECONDS_MAX if seconds_max is None else seconds_max
     running = [_start(probe) for probe in probes]
     deadline = time.monotonic() + seconds_max
     checks: list[Check] = []
