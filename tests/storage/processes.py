@@ -89,8 +89,7 @@ def put_with_small_files_only(root: Path, limit: int, report: Connection) -> Non
 
 def use_without_rights(root: Path, report: Connection) -> None:
     """Read, then try to change, as a user who may only read."""
-    os.setgid(UNPRIVILEGED)
-    os.setuid(UNPRIVILEGED)
+    _drop_rights()
 
     async def main() -> None:
         async with open_store(root) as store:
@@ -101,6 +100,21 @@ def use_without_rights(root: Path, report: Connection) -> None:
             report.send([repr(type(result.error)) for result in await store.delete(["a/b"])])
 
     asyncio.run(main())
+
+
+def open_without_rights(root: Path, report: Connection) -> None:
+    """Open a store below a directory that only its owner may enter."""
+    _drop_rights()
+    try:
+        open_store(root)
+    except ForebayError as error:
+        report.send((type(error).__name__, error.message, error.hint))
+
+
+def _drop_rights() -> None:
+    os.setgroups([])
+    os.setgid(UNPRIVILEGED)
+    os.setuid(UNPRIVILEGED)
 
 
 async def outcome(call: Any) -> tuple[str, str, str]:

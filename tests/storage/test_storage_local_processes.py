@@ -5,13 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-from contextlib import ExitStack, suppress
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.storage.processes import (
     count_until_killed,
     count_up,
+    open_without_rights,
     put_with_small_files_only,
     running,
     use_without_rights,
@@ -22,7 +27,25 @@ from forebay.storage import LocalStore, open_store
 SPAWN = multiprocessing.get_context("spawn")
 WRITERS = 4
 """Processes at once; each of them is killed once per round."""
-ROUNDS = 7
+ROUNDS = 6
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """A directory that every user can reach; pytest's own are private."""
+    with tempfile.TemporaryDirectory(prefix="forebay-") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+
+
+@contextmanager
+def report_of(target: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
+    """What a process has to say, which gets the sending end as its last argument."""
+    reader, writer = SPAWN.Pipe(duplex=False)
+    with reader, running(SPAWN, target, *arguments, writer):
+        writer.close()
+        yield reader
 
 
 def leftovers(root: Path) -> list[Path]:
@@ -86,9 +109,7 @@ async def test_kill_at_any_moment_leaves_the_old_or_the_new_object(tmp_path: Pat
 async def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     async with open_store(tmp_path) as store:
         version = await store.put("kept", b"old")
-        reader, writer = SPAWN.Pipe(duplex=False)
-        with reader, running(SPAWN, put_with_small_files_only, tmp_path, 64 * 1024, writer):
-            writer.close()
+        with report_of(put_with_small_files_only, tmp_path, 64 * 1024) as reader:
             for key in ("dir/large", "kept"):
                 name, message, hint = reader.recv()
                 assert name == "StorageFull"
@@ -102,16 +123,11 @@ async def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-async def test_a_directory_without_write_permission_can_be_read(tmp_path: Path) -> None:
-    root = tmp_path / "data"
+async def test_a_directory_without_write_permission_can_be_read(public_directory: Path) -> None:
+    root = public_directory / "data"
     async with open_store(root) as store:
         await store.put("a/b", b"1")
-    # Test directories are private to their owner; the reader must get as far as the root.
-    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
-        parent.chmod(0o755)
-    reader, writer = SPAWN.Pipe(duplex=False)
-    with reader, running(SPAWN, use_without_rights, root, writer):
-        writer.close()
+    with report_of(use_without_rights, root) as reader:
         assert reader.recv() == b"1"
         assert reader.recv() == ["a/b"]
         for _ in range(2):
@@ -122,3 +138,14 @@ async def test_a_directory_without_write_permission_can_be_read(tmp_path: Path) 
         assert "AccessDenied" in reader.recv()[0]
     async with open_store(root) as store:
         assert (await store.get("a/b")).data == b"1"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_a_directory_that_cannot_be_reached_is_denied_at_open(public_directory: Path) -> None:
+    closed = public_directory / "closed"
+    closed.mkdir(mode=0o700)
+    with report_of(open_without_rights, closed / "data") as reader:
+        name, message, hint = reader.recv()
+        assert name == "AccessDenied"
+        assert "closed" in message
+        assert hint

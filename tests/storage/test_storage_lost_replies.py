@@ -252,16 +252,6 @@ async def test_reads_give_up_as_unavailable(server: S3FaultServer, store: Bucket
     assert failed.value.__cause__ is not None
 
 
-async def test_ranges_of_two_writes_are_never_mixed(server: S3FaultServer, store: BucketStore) -> None:
-    """The first answer is cut off; the object is replaced before the second attempt."""
-    size = 600 * 1024
-    await store.put("k", b"a" * size)
-    server.fail_next("GET", truncated(1))
-    server.put("p/k", b"b" * size)
-    near, far = await store.get_ranges("k", [(0, 4), (size - 4, 4)])
-    assert (near, far) == (b"bbbb", b"bbbb")
-
-
 async def test_a_failed_bulk_delete_is_answered_key_by_key(server: S3FaultServer, store: BucketStore) -> None:
     for key in ("a", "b", "c"):
         await store.put(key, b"1")

@@ -32,12 +32,12 @@ class StoreAgainstDict(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
+        self.loop = asyncio.new_event_loop()
         self.model: dict[str, tuple[bytes, str]] = {}
         self.used: set[str] = set()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(call)
+        return self.loop.run_until_complete(call)
 
     def conflicts(self, key: str) -> bool:
         return any(other.startswith(f"{key}/") or key.startswith(f"{other}/") for other in self.model)
@@ -123,7 +123,8 @@ class StoreAgainstDict(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.run(self.store.close())
-        self.runner.close()
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
 
 
 class MemoryAgainstDict(StoreAgainstDict):
@@ -143,7 +144,7 @@ class LocalAgainstDict(StoreAgainstDict):
         shutil.rmtree(self.directory)
 
 
-MemoryAgainstDict.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-LocalAgainstDict.TestCase.settings = settings(max_examples=20, stateful_step_count=25)
+MemoryAgainstDict.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+LocalAgainstDict.TestCase.settings = settings(max_examples=15, stateful_step_count=25)
 TestMemoryAgainstDict = MemoryAgainstDict.TestCase
 TestLocalAgainstDict = LocalAgainstDict.TestCase

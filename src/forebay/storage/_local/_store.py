@@ -58,8 +58,11 @@ class LocalStore(ObjectStore):
 
     def __init__(self, root: str | os.PathLike[str], ids: IdSource | None = None) -> None:
         path = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow a link that may change later
-        if path.exists() and not path.is_dir():
-            raise InvalidUrl(f"{str(path)!r} is not a directory", hint="name a directory, new or existing")
+        with reported(f"opening {str(path)!r}"):
+            if path.exists() and not path.is_dir():
+                raise InvalidUrl(
+                    f"{str(path)!r} is not a directory", hint="name a directory, new or existing"
+                )
         self.root = path
         self.url = str(path)
         self._files = LocalFiles(path, (ids or IdSource()).token)
