@@ -6,6 +6,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import boto3
@@ -162,6 +163,36 @@ def test_wrong_bucket_and_wrong_credentials_are_told_apart(server: S3FaultServer
     assert server.keys() == []
 
 
+def test_one_of_many_creators_wins(server: S3FaultServer, store: S3Store) -> None:
+    def create(number: int) -> bool:
+        try:
+            obstore.put(store, "contended", b"%d" % number, mode="create")
+        except AlreadyExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(create, range(16)))
+    assert won.count(True) == 1
+    assert server.get("contended") == b"%d" % won.index(True)
+
+
+def test_one_of_many_updaters_of_a_version_wins(server: S3FaultServer, store: S3Store) -> None:
+    version = obstore.put(store, "contended", b"start")["e_tag"] or ""
+
+    def update(number: int) -> bool:
+        try:
+            obstore.put(store, "contended", b"%d" % number, mode={"e_tag": version})
+        except PreconditionError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(update, range(16)))
+    assert won.count(True) == 1
+    assert server.get("contended") == b"%d" % won.index(True)
+
+
 @pytest.mark.parametrize("status", [409, 500, 503])
 @pytest.mark.parametrize("after", [False, True])
 def test_error_before_or_after_the_commit(
@@ -228,7 +259,7 @@ def test_slow_answer_commits_before_the_client_gives_up(server: S3FaultServer) -
         secret_access_key=server.secret_key,
         region="us-east-1",
         virtual_hosted_style_request=False,
-        client_options={"allow_http": True, "timeout": "200ms"},
+        client_options={"allow_http": True, "timeout": "1s"},
         retry_config={"max_retries": 0},
     )
     server.fail_next("PUT", slow(60_000))

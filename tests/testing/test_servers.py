@@ -72,6 +72,8 @@ if sys.argv[1:3] == ["mod", "download"]:
 elif sys.argv[1] == "build":
     if (here / "broken").exists():
         sys.exit("syntax error near line 7")
+    while (here / "hanging").exists():
+        pass
     for number in range(120):
         print(f"package/{{number}}", file=sys.stderr)
     source = pathlib.Path("src/server/leader_controller.go").read_text()
@@ -144,6 +146,22 @@ def test_failed_build_leaves_nothing_and_says_why(fake_go: FakeGo) -> None:
     assert all(name.endswith(".lock") for name in left)
     (fake_go.directory / "broken").unlink()
     assert oxia_binary(lambda _: None).exists()
+
+
+def test_leftovers_of_a_killed_build_are_swept(fake_go: FakeGo) -> None:
+    place = building._place()
+    leftover = place.with_name(f".{place.name}-killed") / "src"
+    leftover.mkdir(parents=True)
+    assert oxia_binary(lambda _: None).parent == place
+    assert not leftover.parent.exists()
+
+
+def test_build_that_hangs_is_ended(fake_go: FakeGo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "BUILD_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(building, "_go", lambda *_: f'{{"Dir": "{fake_go.directory / "module"}"}}')
+    (fake_go.directory / "hanging").touch()
+    with pytest.raises(ServerUnavailable, match="could not be built"):
+        oxia_binary(lambda _: None)
 
 
 def test_module_that_is_not_as_expected_is_not_built(fake_go: FakeGo) -> None:

@@ -151,7 +151,7 @@ def test_write_whose_reply_the_proxy_loses_took_effect(oxia: OxiaServer) -> None
         assert oxia.url(address=proxy.address) == f"oxia://{proxy.address}/default"
         with grpc.insecure_channel(proxy.address) as channel:
             write(channel, "lost", "first")
-            proxy.next_response(lose_reply())
+            proxy.next_response(lose_reply(quiet_ms=1_000))
             with pytest.raises(grpc.RpcError) as caught:
                 write(channel, "lost", "second")
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

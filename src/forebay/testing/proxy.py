@@ -73,7 +73,7 @@ def hang(after_bytes: int = 0, direction: Direction = DOWN) -> ConnectionFault:
     return ConnectionFault(Action.HANG, direction, after_bytes)
 
 
-def lose_reply(after_bytes: int = 0, *, quiet_ms: int = 50) -> ConnectionFault:
+def lose_reply(after_bytes: int = 0, *, quiet_ms: int = 200) -> ConnectionFault:
     """Let the request through, swallow the answer after so many bytes of it, then reset the connection.
 
     The reset comes when the server has been silent for `quiet_ms`, so that a server that sends housekeeping

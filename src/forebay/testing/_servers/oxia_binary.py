@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -79,8 +80,11 @@ def oxia_binary(progress: Progress | None = None) -> Path:
 
 def _build(place: Path, progress: Progress) -> Path:
     progress(f"building Oxia {OXIA_VERSION} (about three minutes when nothing is cached, then never again)")
+    # We hold the lock, so whatever lies there under this name was left by a build that was killed.
+    for leftover in place.parent.glob(f".{place.name}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     # Beside its final place, so that the rename stays inside one file system.
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=place.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
         work = Path(scratch)
         for name, content in _inputs().items():
             (work / name).write_bytes(content)
@@ -124,10 +128,13 @@ def _compile(work: Path, progress: Progress) -> None:
         command, cwd=work, env=_go_environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as build:
         assert build.stderr is not None
+        limit = threading.Timer(BUILD_TIMEOUT_S, build.kill)
+        limit.start()
         for line in build.stderr:  # One line per package, or per error.
             lines.append(line.rstrip())
             if len(lines) % PROGRESS_EVERY_PACKAGES == 0:
                 progress(f"{len(lines)} packages compiled")
+        limit.cancel()
     if build.returncode != 0:
         raise _build_failed(lines)
 

@@ -67,7 +67,7 @@ class ConnectionFault:
     action: Action
     direction: Direction
     after_bytes: int = 0
-    quiet_ms: int = 50
+    quiet_ms: int = 200
     """For LOSE: the reset follows when nothing came to swallow for so long."""
 
     @property
