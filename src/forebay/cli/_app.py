@@ -82,9 +82,9 @@ def root() -> Any:
         help="Forebay: a durable, leaderless log and ingest buffer on object storage.",
         cls=_LazyGroup,
         epilog=epilog,
+        add_completion=True,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
-    app._add_completion = True
     return typer.main.get_command(app)
 
 

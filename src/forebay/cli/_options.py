@@ -107,8 +107,8 @@ def _group() -> None:
 class CommandGroup(typer.Typer):
     """A group of commands, each of which takes the common options, as does the group itself."""
 
-    def __init__(self, *, help: str, **settings: Any) -> None:  # noqa: A002 - the name Typer gives it
-        super().__init__(help=help, rich_markup_mode=None, add_completion=False, **settings)
+    def __init__(self, *, help: str, add_completion: bool = False, **settings: Any) -> None:  # noqa: A002
+        super().__init__(help=help, rich_markup_mode=None, add_completion=add_completion, **settings)
         self.callback(help=help)(_group)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
