@@ -94,6 +94,7 @@ async def test_restart_under_load_loses_nothing_acknowledged_and_service_resumes
         await load.more(300)
         load.stop = True
     await load.check()
+    assert server.pid is not None, "a client that comes back at once must not kill a server that starts"
 
 
 async def test_writes_wait_for_a_server_that_is_down_for_a_moment(

@@ -13,7 +13,10 @@ from tests.coordination.oxia_fake import Context, FakeOxia, fail, store_writes
 from forebay.coordination._api import Delete, Put, WriteResult, children
 from forebay.coordination._oxia import OxiaCoordinator, _write_stream, open_oxia
 from forebay.coordination._oxia import oxia_pb2 as pb
+from forebay.coordination._oxia._assignments import STARTUP_PAUSE_S
+from forebay.coordination._oxia._config import parse_url
 from forebay.errors import Closed, NotDone, OutcomeUnknown, Unavailable, UsageError
+from forebay.kit.clock import SystemClock
 
 Requests = AsyncIterator[pb.WriteRequest]
 Responses = AsyncIterator[pb.WriteResponse]
@@ -318,6 +321,29 @@ async def test_assignments_are_subscribed_again_after_a_normal_end(
     await client.put("a/b", b"")
     await fake.until(lambda: fake.calls["assignments"] >= 3)
     assert await client.get("a/b") is not None
+
+
+class NotingClock(SystemClock):
+    """Notes how often a server was asked for assignments by the time of each pause."""
+
+    def __init__(self, fake: FakeOxia) -> None:
+        self.fake = fake
+        self.pauses: list[int] = []
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds == STARTUP_PAUSE_S:
+            self.pauses.append(self.fake.calls["assignments"])
+        await super().sleep(seconds)
+
+
+async def test_connection_stands_a_while_before_every_question_for_assignments(fake: FakeOxia) -> None:
+    """A 0.14 server that has just opened its port dies of the question."""
+    clock = NotingClock(fake)
+    fake.assignments_end.set()
+    async with OxiaCoordinator(parse_url(fake.url()), clock=clock) as client:
+        await client.put("a/b", b"")
+        await fake.until(lambda: fake.calls["assignments"] >= 3)
+    assert clock.pauses[:3] == [0, 1, 2]
 
 
 async def test_leader_may_be_another_server_than_the_service(fake: FakeOxia) -> None:
