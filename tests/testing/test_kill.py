@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import random
 import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from forebay.testing._servers import guard
 from forebay.testing._servers.kill_child import read_reports
 from forebay.testing.kill import (
     Child,
@@ -248,7 +252,6 @@ def test_half_a_report_is_no_report(tmp_path: Path) -> None:
 
 
 def test_grandchild_dies_with_its_parent(tmp_path: Path) -> None:
-    # What the killed parent cannot remove any more stays inside the test's own directory.
     with Child(start_a_child_and_wait, environment={"TMPDIR": str(tmp_path)}) as child:
         child.wait_for("ready")
         [grandchild] = child.acknowledged
@@ -258,3 +261,24 @@ def test_grandchild_dies_with_its_parent(tmp_path: Path) -> None:
         ended, _, _ = select.select([descriptor], [], [], 60)
         os.close(descriptor)
     assert ended == [descriptor]
+
+
+def test_guard_kills_and_removes_what_it_still_holds(tmp_path: Path) -> None:
+    kept, removed, plain = tmp_path / "kept", tmp_path / "removed", tmp_path / "socket"
+    kept.mkdir()
+    (removed / "deep").mkdir(parents=True)
+    plain.touch()
+    sleepers = [subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) for _ in range(2)]
+    news: list[dict[str, object]] = [
+        {"watch": sleepers[0].pid, "leftovers": [str(kept)]},
+        {"watch": sleepers[1].pid, "leftovers": [str(removed), str(plain)]},
+        {"forget": sleepers[0].pid},
+    ]
+    lines = b"".join(json.dumps(each).encode() + b"\n" for each in news)
+    command = [sys.executable, "-I", "-S", guard.__file__]
+    subprocess.run(command, input=lines, check=True, timeout=60)
+    assert sleepers[1].wait() == -signal.SIGKILL
+    assert sleepers[0].poll() is None
+    sleepers[0].kill()
+    sleepers[0].wait()
+    assert (kept.exists(), removed.exists(), plain.exists()) == (True, False, False)

@@ -177,7 +177,7 @@ class Child:
                 env=environment,
                 start_new_session=True,
             )
-        guard.watch(self._process.pid)
+        guard.watch(self._process.pid, [self._directory])
         self._reader = threading.Thread(target=self._listen, args=(self._process, self._marks), daemon=True)
         self._reader.start()
 

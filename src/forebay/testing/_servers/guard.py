@@ -3,19 +3,25 @@
 Context managers and fixtures end their children in every ordinary case. They cannot when the test process
 itself is killed. `PR_SET_PDEATHSIG` would be the kernel's answer, but it follows the *thread* that forked, so
 a server started from a pool thread dies with that thread. Instead one small process per test process reads a
-pipe: a line `+pid` adds a child, `-pid` forgets it, and the end of the pipe, which the kernel makes when the
-test process is gone, kills whatever is left. Children are held by pidfd, so a recycled number is never hit.
+pipe: a line of JSON adds a child or lets go of it, and the end of the pipe, which the kernel makes when the
+test process is gone, kills whatever is left and removes its temporary files. Children are held by pidfd, so
+a recycled number is never hit.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import BinaryIO
 
 __all__ = ["forget", "watch"]
@@ -25,23 +31,23 @@ _watchmen: dict[int, subprocess.Popen[bytes]] = {}
 """By the process that started them: after a fork the child needs a watchman of its own."""
 
 
-def watch(pid: int) -> None:
-    """Kill `pid`, a child of this process, when this process is gone."""
-    _tell(f"+{pid}\n")
+def watch(pid: int, leftovers: Sequence[Path] = ()) -> None:
+    """Kill `pid`, a child of this process, when this process is gone, and remove its files."""
+    _tell({"watch": pid, "leftovers": [str(path.absolute()) for path in leftovers]})
 
 
 def forget(pid: int) -> None:
     """Let go of a child that has ended."""
-    _tell(f"-{pid}\n")
+    _tell({"forget": pid})
 
 
-def _tell(line: str) -> None:
+def _tell(news: dict[str, object]) -> None:
     with _lock:
         own = _watchmen.get(os.getpid()) or _start()
         assert own.stdin is not None
         # A watchman that somebody killed costs only the safety net, never the test.
         with contextlib.suppress(BrokenPipeError):
-            own.stdin.write(line.encode())
+            own.stdin.write(json.dumps(news).encode() + b"\n")
             own.stdin.flush()
 
 
@@ -64,17 +70,22 @@ def _dismiss(owner: int) -> None:
 
 
 def _stand_watch(lines: BinaryIO) -> None:
-    held: dict[int, int] = {}
+    held: dict[int, tuple[int, list[str]]] = {}
     for line in lines:
-        pid = int(line[1:])
-        if line.startswith(b"+"):
+        news = json.loads(line)
+        if "watch" in news:
             with contextlib.suppress(ProcessLookupError):
-                held[pid] = os.pidfd_open(pid)
-        elif pid in held:
-            os.close(held.pop(pid))
-    for descriptor in held.values():
+                held[news["watch"]] = os.pidfd_open(news["watch"]), news["leftovers"]
+        elif news["forget"] in held:
+            os.close(held.pop(news["forget"])[0])
+    for descriptor, leftovers in held.values():
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        select.select([descriptor], [], [])  # Readable once it has ended: nothing writes any more.
+        for path in leftovers:
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108 (a socket, which rmtree leaves alone)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,12 @@ class OxiaServer:
         """Host and port of the public service."""
         command = [str(binary), "standalone", "-p", self.address, "-m", f"127.0.0.1:{metrics_port}"]
         command += ["-s", str(shards), "--data-dir", "db", "--wal-dir", "wal"]
-        self._process = ServerProcess("oxia", command, output=self.directory / "oxia.log")
+        self._process = ServerProcess(
+            "oxia",
+            command,
+            output=self.directory / "oxia.log",
+            leftovers=[self.directory] if self._own_directory else [],
+        )
 
     @property
     def pid(self) -> int | None:

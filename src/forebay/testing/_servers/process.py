@@ -26,12 +26,19 @@ class ServerProcess:
     """A child process that can be started again with the same command."""
 
     def __init__(
-        self, name: str, command: Sequence[str], *, output: Path, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        output: Path,
+        environment: Mapping[str, str] | None = None,
+        leftovers: Sequence[Path] = (),
     ) -> None:
         self.name = name
         self.command = list(command)
         self.output = output
         """What the server printed, over all its starts."""
+        self._leftovers = leftovers
         self._environment = {**os.environ, **(environment or {})}
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -56,7 +63,7 @@ class ServerProcess:
                 # Ctrl-C belongs to the test run, which then ends its servers in order.
                 start_new_session=True,
             )
-        guard.watch(self._child.pid)
+        guard.watch(self._child.pid, self._leftovers)
         try:
             self._wait_until(ready, timeout_s)
         except BaseException:

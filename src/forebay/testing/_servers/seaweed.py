@@ -70,7 +70,16 @@ class SeaweedServer:
         for name in ("data", "logs"):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
         (self.directory / "s3.json").write_text(json.dumps(self._identities()))
-        self._process = ServerProcess("SeaweedFS", self._command(program), output=self.directory / "weed.log")
+        self._sockets = [
+            Path(tempfile.gettempdir()) / f"seaweedfs-{part}-grpc-{port + GRPC_OFFSET}.sock"
+            for part, port in zip(("master", "volume", "filer", "s3"), self._ports, strict=True)
+        ]
+        self._process = ServerProcess(
+            "SeaweedFS",
+            self._command(program),
+            output=self.directory / "weed.log",
+            leftovers=[*self._sockets, *([self.directory] if self._own_directory else [])],
+        )
 
     @property
     def pid(self) -> int | None:
@@ -99,7 +108,8 @@ class SeaweedServer:
     def kill(self) -> None:
         """SIGKILL: the crash, and the only way to end it within a second."""
         self._process.kill()
-        self._remove_sockets()
+        for leftover in self._sockets:
+            leftover.unlink(missing_ok=True)
 
     def pause(self) -> None:
         """SIGSTOP: a server that hangs."""
@@ -152,8 +162,3 @@ class SeaweedServer:
         with contextlib.suppress(OSError, http.client.HTTPException):
             return put_object(self._host, path, b"ready", **keys) == http.client.OK
         return False
-
-    def _remove_sockets(self) -> None:
-        for port in self._ports:
-            for leftover in Path(tempfile.gettempdir()).glob(f"seaweedfs-*-{port + GRPC_OFFSET}.sock"):
-                leftover.unlink(missing_ok=True)
