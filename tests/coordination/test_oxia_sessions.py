@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import grpc
 import pytest
-from tests.coordination.oxia_fake import FakeOxia, SteppedClock
 
 from forebay.coordination._api import Put, Session
 from forebay.coordination._memory import MemoryCoordinator
@@ -15,6 +16,11 @@ from forebay.coordination._oxia import OxiaCoordinator, open_oxia
 from forebay.coordination._oxia import oxia_pb2 as pb
 from forebay.coordination._oxia._config import parse_url
 from forebay.errors import Closed, SessionExpired, Unsupported, UsageError
+
+# Helpers are imported as `tests.coordination...`, wherever pytest was started.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.coordination.oxia_fake import FakeOxia, SteppedClock
 
 GONE = (grpc.StatusCode.UNKNOWN, "oxia: session not found")
 DOWN = (grpc.StatusCode.UNAVAILABLE, "socket closed")

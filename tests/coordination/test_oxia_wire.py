@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
-from tests.coordination.oxia_fake import Context, FakeOxia, fail, store_writes
 
 from forebay.coordination._api import Delete, Put, WriteResult, children
 from forebay.coordination._oxia import OxiaCoordinator, _write_stream, open_oxia
@@ -17,6 +18,11 @@ from forebay.coordination._oxia._assignments import STARTUP_PAUSE_S
 from forebay.coordination._oxia._config import parse_url
 from forebay.errors import Closed, NotDone, OutcomeUnknown, Unavailable, UsageError
 from forebay.kit.clock import SystemClock
+
+# Helpers are imported as `tests.coordination...`, wherever pytest was started.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.coordination.oxia_fake import Context, FakeOxia, fail, store_writes
 
 Requests = AsyncIterator[pb.WriteRequest]
 Responses = AsyncIterator[pb.WriteResponse]
