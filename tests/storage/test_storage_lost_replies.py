@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from forebay.errors import AccessDenied, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
+from forebay.errors import AccessDenied, NotDone, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
 from forebay.kit.retry import RetryPolicy
 from forebay.storage import ABSENT, BucketMissing, BucketStore
 from forebay.storage._bucket import open_bucket
@@ -315,3 +315,11 @@ async def test_an_unreachable_endpoint_is_unavailable_and_certain() -> None:
 async def test_head_of_a_missing_key_is_not_found_in_a_bucket_that_is_there(store: BucketStore) -> None:
     with pytest.raises(NotFound):
         await store.head("k")
+
+
+async def test_a_bucket_of_another_region_is_named(server: S3FaultServer, store: BucketStore) -> None:
+    server.fail_next("*", answer(301), times=4)
+    for call in (store.get("k"), store.put("k", b""), store.put("k", b"", ABSENT), store.head("k")):
+        with pytest.raises(NotDone, match="another region") as refused:
+            await call
+        assert "AWS_REGION" in refused.value.hint

@@ -56,6 +56,8 @@ class Failure:
     never_sent: bool
     """No connection stood, or no credentials were found: the server never saw the request."""
     no_credentials: bool
+    wrong_region: bool
+    """AWS redirects without saying where to: the bucket lies in another region."""
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
@@ -70,6 +72,7 @@ class Failure:
             code[1] if code else "",
             no_credentials or "kind: Connect," in text,
             no_credentials,
+            "incorrectly configured region" in text,
         )
 
     @property
@@ -96,7 +99,9 @@ class Failure:
         if self.never_sent:
             return self.no_credentials
         if self.status is None:
-            return isinstance(self.error, ValueError | NotImplementedError | NotSupportedError)
+            return self.wrong_region or isinstance(
+                self.error, ValueError | NotImplementedError | NotSupportedError
+            )
         return 400 <= self.status < 500 and self.status not in _RETRYABLE_4XX
 
     def explained(self, operation: str, key: str, shown_url: str) -> ForebayError:
@@ -108,6 +113,9 @@ class Failure:
         where = f"{operation} {key!r} in {shown_url}" if key else f"{operation} {shown_url}"
         if self.never_sent:
             return self._unsent(where)
+        if self.wrong_region:
+            hint = "set the option region of the URL, or AWS_REGION"
+            return NotDone(f"{where}: the bucket lies in another region", hint=hint)
         said = " ".join(filter(None, [str(self.status or ""), self.code])) or _first_line(self.error)
         return self._answered(f"{where}: {said}")
 

@@ -89,6 +89,7 @@ class Stripes:
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
+            # Locks last: where there are locks, there is a place for half-written files.
             with self._directories.opened(""):
                 self._temps.mkdir(parents=True, exist_ok=True)
                 self._locks.mkdir(parents=True, exist_ok=True)
