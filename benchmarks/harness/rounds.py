@@ -31,7 +31,7 @@ class Plan:
 
 
 FULL = Plan(rounds=9, seconds=0.7)
-QUICK = Plan(rounds=3, seconds=0.3)
+QUICK = Plan(rounds=3, seconds=0.25)
 
 
 def order(names: Sequence[str], index: int) -> list[str]:
