@@ -73,10 +73,10 @@ class SqliteFile:
                 f"sqlite {sqlite3.sqlite_version} is too old",
                 hint="use a Python built with sqlite 3.35 or newer",
             )
-        if not path.parent.is_dir():
-            raise NotFound(str(path.parent), hint="create the directory first, or give another path")
-        _refuse_network(path.parent)
         try:
+            if not path.parent.is_dir():
+                raise NotFound(str(path.parent), hint="create the directory first, or give another path")
+            _refuse_network(path.parent)
             _refuse_foreign(path)
             self._prepare()
         except OSError as error:
@@ -158,13 +158,13 @@ def turn(descriptor: int) -> Iterator[None]:
 
 def make_durable_directory(path: Path) -> None:
     """Create `path` and its parents so that they survive a power failure."""
-    missing = [part for part in (path, *path.parents) if not part.exists()]
-    for part in reversed(missing):
-        try:
+    try:
+        missing = [part for part in (path, *path.parents) if not part.exists()]
+        for part in reversed(missing):
             part.mkdir(exist_ok=True)
             sync_directory(part.parent)
-        except OSError as error:
-            raise _translate_os(error, part) from error
+    except OSError as error:
+        raise _translate_os(error, path) from error
     if not path.is_dir():
         raise StorageDamaged(f"{path} is not a directory", hint="give another path, or move the file away")
 
