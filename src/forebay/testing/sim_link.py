@@ -78,7 +78,7 @@ class Link:
         future = loop.create_future()
         if loop.is_closed() or (process is not None and not process.alive):
             await future  # The dead do not act: this never returns.
-        counter = self.counter(operation)
+        counter = self._counters.get(operation) or self.counter(operation)
         counter[0] += 1
         counter[1] += sent
         request = _Request(self, operation, subject, effect, future, process, write)
@@ -103,11 +103,9 @@ class Link:
         if faults is not self._faults:
             self._faults = faults
             self._plans = {}
-        try:
-            return self._plans[operation]
-        except KeyError:
-            plan = self._plans[operation] = faults.plan(operation, write=write)
-            return plan
+        if operation not in self._plans:
+            self._plans[operation] = faults.plan(operation, write=write)
+        return self._plans[operation]
 
     def forced(self, operation: str) -> str:
         """The fault that was ordered for the next request of this operation, if any."""

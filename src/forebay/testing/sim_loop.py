@@ -146,6 +146,8 @@ CURRENT: ContextVar[Process | None] = ContextVar("forebay_process", default=None
 class SimLoop(asyncio.BaseEventLoop):
     """See the module. `world` is the process of everything that belongs to no actor."""
 
+    _closed: bool
+
     def __init__(
         self, world: Process, *, steps_max: int = STEPS_MAX, seconds_max: float = SECONDS_MAX
     ) -> None:
@@ -181,7 +183,7 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> _Handle:
         """Run `callback` with the next batch."""
         handle = _Handle(callback, args, self, context)
-        if not self.is_closed():
+        if not self._closed:
             self._queue.append(handle)
         return handle
 
@@ -200,7 +202,7 @@ class SimLoop(asyncio.BaseEventLoop):
         timer = events.TimerHandle(when, callback, args, self, context)
         timer._scheduled = True  # type: ignore[attr-defined]  # what cancel() looks at
         self._timers_set += 1
-        if not self.is_closed():
+        if not self._closed:
             heappush(self._timers, (when, self._timers_set, timer))
         return timer
 
