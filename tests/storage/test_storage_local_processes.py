@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +23,7 @@ from tests.storage.processes import (
     use_without_rights,
 )
 
+from forebay.errors import StorageFull, Unsupported
 from forebay.storage import LocalStore, open_store
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -120,6 +122,43 @@ async def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
         assert [info.key async for info in store.list()] == ["kept", "small"]
     assert leftovers(tmp_path) == []
     assert not (tmp_path / "dir").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of half a megabyte, where one may be mounted."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k,nr_inodes=120", "tmpfs", str(place)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+async def test_a_disk_that_is_really_full_can_be_emptied_again(small_disk: Path) -> None:
+    async with LocalStore(small_disk / "data") as store:
+        try:
+            await store.put("first", b"1")
+        except Unsupported as error:
+            pytest.skip(f"this kernel's tmpfs keeps no attributes: {error}")
+        with pytest.raises(StorageFull):
+            await store.put("large", b"x" * 600_000)
+        written = []
+        with pytest.raises(StorageFull):
+            for number in range(200):
+                await store.put(f"d{number}/k", b"x" * 3000)
+                written.append(f"d{number}/k")
+        assert [info.key async for info in store.list()] == sorted([*written, "first"])
+        assert leftovers(small_disk / "data") == []
+        results = await store.delete(written)
+        assert [result.error for result in results] == [None] * len(written)
+        assert len((await store.get("first")).data) == 1
+        await store.put("large", b"x" * 300_000)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

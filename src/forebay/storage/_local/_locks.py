@@ -85,12 +85,20 @@ class Stripes:
             os.close(descriptor)
 
     def _open(self, stripe: int) -> int:
-        path = self._locks / f"{stripe:02d}"
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            return self._open_existing(stripe)
         except FileNotFoundError:
+            self._make()
+            return self._open_existing(stripe)
+
+    def _open_existing(self, stripe: int) -> int:
+        return os.open(self._locks / f"{stripe:02d}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def _make(self) -> None:
+        """Make our directories and all locks, so that a delete on a full disk needs no new file."""
+        with self._directories.opened(""):
             # Locks last: where there are locks, there is a place for half-written files.
-            with self._directories.opened(""):
-                self._temps.mkdir(parents=True, exist_ok=True)
-                self._locks.mkdir(parents=True, exist_ok=True)
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._temps.mkdir(parents=True, exist_ok=True)
+            self._locks.mkdir(parents=True, exist_ok=True)
+        for stripe in range(STRIPES):
+            os.close(self._open_existing(stripe))
