@@ -187,6 +187,6 @@ class Model(RuleBasedStateMachine):
 
 
 Model.TestCase.settings = settings(
-    max_examples=20, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_tenants_agree_with_a_dict = Model.TestCase

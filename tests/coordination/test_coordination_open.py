@@ -14,7 +14,6 @@ import pytest
 from forebay.coordination import ABSENT, MemoryCoordinator, SqliteCoordinator, open_coordinator
 from forebay.errors import (
     AccessDenied,
-    ForebayError,
     InvalidUrl,
     PreconditionFailed,
     StorageDamaged,
