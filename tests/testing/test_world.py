@@ -452,3 +452,71 @@ def test_wrong_usage_is_refused(wrong: Callable[[World], Awaitable[None]]) -> No
     with pytest.raises(ValueError, match=r".+"):
         wrong(world)
     world.close()
+
+
+def test_background_task_that_failed_unseen_fails_the_run() -> None:
+    async def fail() -> None:
+        raise ValueError("in the background")
+
+    async def work(me: Actor) -> None:
+        task = asyncio.create_task(fail())
+        await me.clock.sleep(1)
+        assert task.done()
+
+    async def main(world: World) -> None:
+        world.spawn("a", work)
+        await world.join()
+
+    with pytest.raises(ValueError, match="in the background"):
+        World(1).run(main)
+
+
+def test_actor_ends_with_its_function_and_takes_along_what_it_left_running() -> None:
+    async def tick(me: Actor, ticks: list[float]) -> None:
+        while True:
+            await me.clock.sleep(1)
+            ticks.append(me.world.now)
+
+    async def work(me: Actor, ticks: list[float]) -> None:
+        asyncio.create_task(tick(me, ticks))  # noqa: RUF006 - left running on purpose
+        await me.clock.sleep(3.5)
+
+    async def main(world: World) -> list[float]:
+        ticks: list[float] = []
+        actor = world.spawn("a", work, ticks)
+        await world.clock().sleep(10)
+        assert actor.done
+        assert not actor.crashed
+        return list(ticks)
+
+    assert World(1).run(main) == [1.0, 2.0, 3.0]
+
+
+def test_sets_of_tasks_are_walked_in_the_same_order_every_run() -> None:
+    async def wait(me: Actor, number: int, order: list[int]) -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            order.append(number)
+
+    async def work(me: Actor, order: list[int]) -> None:
+        with pytest.raises(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                for number in range(30):
+                    group.create_task(wait(me, number, order))
+                await me.clock.sleep(1)
+                raise ValueError("abort")
+
+    def order(garbage: int) -> list[int]:
+        kept = [bytearray(number * 7 % 500) for number in range(garbage)]
+        walked: list[int] = []
+
+        async def main(world: World) -> None:
+            world.spawn("a", work, walked)
+            await world.join()
+
+        World(1).run(main)
+        del kept
+        return walked
+
+    assert order(0) == order(777) == order(4321)

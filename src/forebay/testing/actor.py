@@ -3,8 +3,11 @@
 An actor is a name with a history of lives. What belongs to the machine stays across lives: its clock, its
 source of ids, its random streams, its wires. What belongs to the process is gone with it: tasks, memory,
 sessions. A crash is a power cut between two awaits: no `except` and no `finally` of the dead process runs
-while the world goes on. (Python ends the left-over coroutines when the world is closed; by then nothing they
-do reaches the world, its history or its trace.)
+while the world goes on. An actor whose function returns has ended as well, like a process whose main function
+returned: what it left running is gone, and its sessions run out.
+
+Python ends the left-over coroutines when the world is closed; by then nothing they do reaches the world, its
+history or its trace.
 """
 
 from __future__ import annotations
@@ -82,6 +85,7 @@ class Actor:
         self._crashes_max = 0
         self._restart_after_s: float | None = None
         self._restarting = False
+        self._crashed = False
         self.failure_seen = False
         """Whether somebody joined it and so learned of its failure."""
 
@@ -122,7 +126,7 @@ class Actor:
     @property
     def crashed(self) -> bool:
         """Whether it crashed and was not started again."""
-        return not self.process.alive
+        return self._crashed
 
     @property
     def done(self) -> bool:
@@ -143,7 +147,7 @@ class Actor:
     def _begin(self) -> None:
         assert self._function is not None
         world = self.world
-        self._restarting = False
+        self._restarting = self._crashed = False
         if self.lives:
             self._dead.append(self.process)
             self.process = Process(self.name, world.randomness("order", self.name))
@@ -160,7 +164,9 @@ class Actor:
         world.note(self.name, "spawn", str(self.lives))
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
-        if task is self.task:
+        if task is self.task and not self._crashed:
+            self.process.alive = False
+            self.process.held.clear()
             self._wake()
 
     def _wake(self) -> None:
@@ -175,6 +181,7 @@ class Actor:
         if not process.alive or self.task is None or self.task.done():
             return
         process.alive = False
+        self._crashed = True
         if in_flight is not None:
             process.in_flight = in_flight
         process.held.clear()
@@ -215,9 +222,7 @@ class Actor:
         self, function: Callable[..., Coroutine[Any, Any, Any]] | None = None, *arguments: Any
     ) -> None:
         """Begin a new life, with a new function or the same again. If it still runs, it crashes first."""
-        if not self.done:
-            self.crash()
-        self.process.alive = False
+        self.crash()
         if function is not None:
             self._function, self._arguments = function, arguments
         self._begin()
@@ -235,7 +240,7 @@ class Actor:
         self._resume(self.process)
 
     def _resume(self, process: Process) -> None:
-        if process.paused:
+        if process.paused and process.alive:
             self.world.loop.resume(process)
             self.world.note(self.name, "resume", "")
 

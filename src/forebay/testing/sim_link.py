@@ -282,11 +282,13 @@ class _Request(Generic[T]):
             self.future.set_result(None)
 
     def _abandoned(self) -> bool:
-        return self.future.cancelled() or (self.process is not None and not self.process.alive)
+        if self.future.done():
+            return self.future.cancelled()
+        return self.process is not None and not self.process.alive
 
     def _arrives(self) -> bool:
         process = self.process
-        if process is not None and process.in_flight is not None:
+        if process is not None and not process.alive and process.in_flight is not None:
             return process.in_flight
         return self.link.random.random() < 0.5
 

@@ -40,6 +40,7 @@ __all__ = [
     "Forbidden",
     "Process",
     "SimLoop",
+    "SimTask",
     "SimulationError",
     "StepLimit",
     "TimeLimit",
@@ -118,13 +119,13 @@ class Process:
         self.in_flight: bool | None = None
         """Whether requests in flight at the crash arrive. None: a coin per request."""
         self.on_crash: Callable[[], None] | None = None
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.tasks: list[SimTask[Any]] = []
         """Its tasks. Kept, because a task that nobody holds ends as soon as its callbacks are dropped."""
         self._tasks_max = _TASKS_KEPT
         self._batch = -1
         self._place = 0.0
 
-    def keep(self, task: asyncio.Task[Any]) -> None:
+    def keep(self, task: SimTask[Any]) -> None:
         """Hold a task until it is done, or until the world ends."""
         self.tasks.append(task)
         if len(self.tasks) > self._tasks_max:
@@ -137,6 +138,33 @@ class Process:
         self._batch = batch
         self._place = after + (1.0 - after) * self.place()
         return self._place
+
+
+class SimTask(asyncio.Task[T]):
+    """A task that knows its process, and whose hash is its number.
+
+    asyncio keeps tasks in sets and walks through them, for instance to cancel what is left of a task group.
+    With the hash of every object, its address, that order would differ from run to run.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        process: Process,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        **options: Any,
+    ) -> None:
+        self._number = number
+        self.process = process
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    @property
+    def failed_unseen(self) -> bool:
+        """Whether it ended with an exception that nobody looked at."""
+        return bool(self._log_traceback)
 
 
 CURRENT: ContextVar[Process | None] = ContextVar("forebay_process", default=None)
@@ -158,6 +186,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, Any]] = []  # TimerHandle, or place and action
         self._timers_set = 0
         self._timers_cancelled = 0
+        self._tasks_made = 0
         self._tasks_named: dict[str, int] = {}
         self._thread = threading.get_ident()
         self._steps_max = steps_max
@@ -240,7 +269,8 @@ class SimLoop(asyncio.BaseEventLoop):
         if name is None:
             number = self._tasks_named[process.name] = self._tasks_named.get(process.name, 0) + 1
             name = f"{process.name}/{number}"
-        task = asyncio.Task(coro, loop=self, name=str(name), context=context, **options)
+        self._tasks_made += 1
+        task = SimTask(self._tasks_made, process, coro, loop=self, name=str(name), context=context, **options)
         process.keep(task)
         return task
 
@@ -364,7 +394,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
 
     def _pending(self) -> str:
-        tasks = self.tasks()
+        tasks = [task for task in self.tasks() if not isinstance(task, SimTask) or task.process.alive]
         shown = "; ".join(_describe(task) for task in tasks[:_PENDING_SHOWN_MAX])
         more = f"; and {len(tasks) - _PENDING_SHOWN_MAX} more" if len(tasks) > _PENDING_SHOWN_MAX else ""
         return f"pending: {shown or 'no task'}{more}"
@@ -467,7 +497,8 @@ def _describe(task: asyncio.Task[Any]) -> str:
     if frames:
         frame = frames[-1]
         where = f" in {frame.f_code.co_qualname} line {frame.f_lineno}"
-    return f"{task.get_name()}{where}"
+    paused = ", paused," if isinstance(task, SimTask) and task.process.paused else ""
+    return f"{task.get_name()}{paused}{where}"
 
 
 _UNENDING: list[object] = []

@@ -114,6 +114,7 @@ class World:
         self._coordinators: dict[tuple[str, int], SimCoordinator] = {}
         self._schedules: dict[str, FaultSchedule] = {}
         self._ran = False
+        self._main = Process(MAIN, self.randomness("order", MAIN))
         self.inject(faults or Faults(), rotate_s=rotate_s, quiet=quiet)
 
     # Streams, clocks, identity.
@@ -326,7 +327,7 @@ class World:
             self.loop.close()
 
     def _run(self, main: Callable[[World], Coroutine[Any, Any, T]]) -> T:
-        context = world_context(Process(MAIN, self.randomness("order", MAIN)))
+        context = world_context(self._main)
         task = self.loop.create_task(context.run(main, self), name=MAIN, context=context)
         try:
             result = self.loop.run_until_complete(task)
@@ -339,8 +340,11 @@ class World:
 
     def _failure(self) -> BaseException | None:
         """What went wrong without being told to anybody."""
-        unseen = [actor.failure for actor in self.actors.values() if not actor.failure_seen]
-        found = [*self.loop.violations, *(error for error in unseen if error), *self.loop.unhandled]
+        actors = self.actors.values()
+        unseen = [actor.failure for actor in actors if actor.failure is not None and not actor.failure_seen]
+        lives = [self._main, *(actor.process for actor in actors if not actor.crashed)]
+        silent = [task.exception() for life in lives for task in life.tasks if task.failed_unseen]
+        found = [*self.loop.violations, *unseen, *silent, *self.loop.unhandled]
         return found[0] if found else None
 
     def close(self) -> None:
