@@ -12,15 +12,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from forebay.testing.sim_loop import (
-    CURRENT,
-    Deadlock,
-    Forbidden,
-    Process,
-    SimLoop,
-    StepLimit,
-    TimeLimit,
-)
+from forebay.testing.sim_loop import Deadlock, Forbidden, SimLoop, StepLimit, TimeLimit
+from forebay.testing.sim_process import CURRENT, Process
 
 T = TypeVar("T")
 

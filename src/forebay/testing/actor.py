@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from forebay.kit.ids import IdSource
 from forebay.testing.sim_coordinator import SimCoordinator
-from forebay.testing.sim_loop import CURRENT, Process, SimLoop, SimulationError
+from forebay.testing.sim_loop import SimLoop, SimulationError
+from forebay.testing.sim_process import CURRENT, Process
 from forebay.testing.sim_store import SimStore
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from typing import Generic, TypeVar
 
 from forebay.errors import ForebayError, OutcomeUnknown, Unavailable
 from forebay.testing.faults import NO_FAULTS, Faults, FaultSchedule, Latencies, Plan
-from forebay.testing.sim_loop import CURRENT, Process, SimLoop
+from forebay.testing.sim_loop import SimLoop
+from forebay.testing.sim_process import CURRENT, Process
 from forebay.testing.trace import Requests, TraceLine
 
 __all__ = ["Link"]

@@ -34,14 +34,8 @@ from forebay.testing.faults import S3_LIKE, Faults, FaultSchedule, Latencies, Un
 from forebay.testing.history import History
 from forebay.testing.sim_coordinator import SimCoordinator
 from forebay.testing.sim_link import TIMEOUT_S, Link
-from forebay.testing.sim_loop import (
-    CURRENT,
-    SECONDS_MAX,
-    STEPS_MAX,
-    Process,
-    SimLoop,
-    SimulationError,
-)
+from forebay.testing.sim_loop import SECONDS_MAX, STEPS_MAX, SimLoop, SimulationError
+from forebay.testing.sim_process import CURRENT, Process
 from forebay.testing.sim_store import SimStore
 from forebay.testing.trace import Event, Requests, TraceLine, digest
 
