@@ -28,10 +28,10 @@ from forebay.coordination._oxia._calls import Caller
 from forebay.coordination._oxia._channels import Service
 from forebay.coordination._oxia._deadline import Deadline
 from forebay.coordination._oxia._errors import Trouble, TroubleKind
-from forebay.errors import OutcomeUnknown, SessionExpired
+from forebay.errors import NotDone, OutcomeUnknown
 from forebay.kit.clock import Clock
 
-__all__ = ["Lease", "OxiaSession", "Quiet"]
+__all__ = ["Lease", "OxiaSession", "Quiet", "SessionOwner"]
 
 RENEWALS_PER_TIMEOUT = 3
 """Renewals within one timeout: two may be lost before the session is over."""
@@ -82,11 +82,6 @@ class Lease:
         """Whether it is certainly valid for a while yet."""
         return not self._ended and self._clock.monotonic() - self._renewed < self._timeout_s * ALIVE_PART
 
-    @property
-    def ended(self) -> bool:
-        """Whether it is over for good."""
-        return self._ended
-
     async def stop(self) -> None:
         """Stop renewing; no longer alive."""
         self._ended = True
@@ -119,7 +114,8 @@ class Lease:
 
     async def _renew_once(self) -> None:
         sent = self._clock.monotonic()
-        left = self._renewed + self._timeout_s - sent
+        # One attempt that hangs must not use up all the time there is.
+        left = min(self._renewed + self._timeout_s - sent, self._timeout_s / RENEWALS_PER_TIMEOUT)
         request = pb.SessionRequest(shard=self.shard, session_id=self.id)
 
         async def call(service: Service, left_s: float) -> None:
@@ -132,6 +128,8 @@ class Lease:
         except Trouble as trouble:
             if trouble.kind is TroubleKind.SESSION_GONE:
                 self._ended = True
+        except NotDone:
+            pass  # The shard is just not to be found: the next attempt, or the timeout, will tell.
         else:
             if self._clock.monotonic() - self._renewed < self._timeout_s:
                 self._renewed = sent
@@ -147,7 +145,8 @@ class OxiaSession(Session):
         self.timeout_ms = timeout_ms
         self.owner = owner
         self._leases = {home.shard: home}
-        self._extending = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        """Held while parts are added or ended."""
         self._closed = False
 
     @property
@@ -167,7 +166,7 @@ class OxiaSession(Session):
         """See that it exists on a shard. Raises a `NotDone` error."""
         if shard in self._leases:
             return
-        async with self._extending:
+        async with self._changing:
             if shard in self._leases or not self.alive:
                 return
             try:
@@ -175,28 +174,22 @@ class OxiaSession(Session):
             except Trouble as trouble:
                 raise trouble.error(f"opening a session on shard {shard}") from None
             self._leases[shard] = lease
-        if self._closed:
-            await lease.stop()
-            raise SessionExpired(f"session {self.id} is closed", hint="open a new one")
 
     async def close(self) -> None:
         """End it now. Its ephemeral keys are gone when this returns."""
-        if self._closed:
-            return
         self._closed = True
-        deadline = self.owner.deadline()
-        results = await asyncio.gather(
-            *[self.owner.end_lease(lease, deadline) for lease in self._leases.values()],
-            return_exceptions=True,
-        )
-        self.owner.forget(self)
+        async with self._changing:
+            leases, self._leases = self._leases, {}
+            deadline = self.owner.deadline()
+            ending = [self.owner.end_lease(lease, deadline) for lease in leases.values()]
+            results = await asyncio.gather(*ending, return_exceptions=True)
+            self.owner.forget(self)
         for result in results:
             if isinstance(result, Trouble):
-                raise OutcomeUnknown(
-                    f"closing session {self.id}",
-                    reason=result.text,
-                    hint=f"its keys vanish by themselves within {self.timeout_ms} ms",
-                )
+                left = f"its keys vanish by themselves within {self.timeout_ms} ms"
+                # A wedged shard does not expire sessions either.
+                hint = result.hint if result.kind is TroubleKind.WEDGED else left
+                raise OutcomeUnknown(f"closing session {self.id}", reason=result.text, hint=hint)
             if isinstance(result, BaseException):
                 raise result
 
