@@ -1,14 +1,14 @@
 """A real Oxia server on loopback.
 
 Oxia's own defaults listen on all interfaces, for metrics too, so both addresses are always given. There is no
-health service in this version: the server is ready when its port accepts. The number of shards is not stored
-in its directory, and a directory started with another number hides keys without a word, so it is remembered
-here in a small file beside the data.
+health service in this version, and its public port opens a moment too early: a client that asks for the shard
+assignments in that moment makes the server panic. The metrics port opens last, so the server is ready when
+both accept. The number of shards is not stored in its directory, and a directory started with another number
+hides keys without a word, so it is remembered here in a small file beside the data.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import socket
 import tempfile
@@ -40,10 +40,10 @@ class OxiaServer:
         self.directory = Path(tempfile.mkdtemp(prefix="forebay-oxia-") if directory is None else directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.shards = _remembered_shards(self.directory, shards)
-        self.port, metrics_port = free_ports(2)
+        self.port, self._metrics_port = free_ports(2)
         self.address = f"127.0.0.1:{self.port}"
         """Host and port of the public service."""
-        command = [str(binary), "standalone", "-p", self.address, "-m", f"127.0.0.1:{metrics_port}"]
+        command = [str(binary), "standalone", "-p", self.address, "-m", f"127.0.0.1:{self._metrics_port}"]
         command += ["-s", str(shards), "--data-dir", "db", "--wal-dir", "wal"]
         self._process = ServerProcess(
             "oxia",
@@ -67,7 +67,7 @@ class OxiaServer:
         return f"oxia://{address or self.address}/{namespace}"
 
     def start(self) -> None:
-        """Start, on the same address and data as before, and wait until the port accepts."""
+        """Start, on the same address and data as before, and wait until it serves."""
         self._process.start(self._accepts, timeout_s=START_TIMEOUT_S)
 
     def stop(self) -> None:
@@ -111,9 +111,12 @@ class OxiaServer:
         self.close()
 
     def _accepts(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-            return True
-        return False
+        try:
+            for port in (self._metrics_port, self.port):
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
 
 def _remembered_shards(directory: Path, shards: int) -> int:
