@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -14,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from forebay.coordination import ABSENT, SqliteCoordinator, _sqlite_file, _sqlite_writer
+from forebay.coordination import ABSENT, Put, SqliteCoordinator, _sqlite_file, _sqlite_writer
 from forebay.errors import (
     AccessDenied,
     ForebayError,
     NotFound,
     OutcomeUnknown,
+    PreconditionFailed,
     StorageDamaged,
     StorageFull,
     Unavailable,
@@ -272,6 +274,85 @@ async def test_awaiting_writers_share_one_commit(tmp_path: Path) -> None:
         versions = await asyncio.gather(*[coordinator.put(f"d/{number}", b"") for number in range(300)])
         assert len(set(versions)) == 300
         assert commits < 100
+
+
+@pytest.fixture
+def crowd(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every turn looks as if others had been first, and is kept long enough for any second try."""
+    turns: list[int] = []
+
+    @contextlib.contextmanager
+    def waited(descriptor: int) -> Iterator[bool]:
+        with _sqlite_file.turn(descriptor):
+            turns.append(descriptor)
+            yield True
+
+    monkeypatch.setattr(_sqlite_writer, "turn", waited)
+    monkeypatch.setattr(_sqlite_writer, "SECOND_TRY_S", 60.0)
+    return turns
+
+
+async def test_refused_caller_who_waited_succeeds_in_the_same_turn(tmp_path: Path, crowd: list[int]) -> None:
+    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
+        version = await coordinator.put("d/a", b"")
+        crowd.clear()
+        with pytest.raises(PreconditionFailed):
+            await coordinator.put("d/a", b"", version + 1)
+        await coordinator.put("d/a", b"", version)
+        assert len(crowd) == 1
+
+
+async def test_turn_is_not_kept_after_a_write_that_was_done(tmp_path: Path, crowd: list[int]) -> None:
+    async with SqliteCoordinator(tmp_path / "c.db") as first, SqliteCoordinator(tmp_path / "c.db") as second:
+        for number in range(3):
+            await first.put(f"d/{number}", b"")
+            await second.write([Put(f"d/{number}", b"", ABSENT), Put("d/x", b"")])
+
+
+async def test_closing_gives_a_kept_turn_back(tmp_path: Path, crowd: list[int]) -> None:
+    async with SqliteCoordinator(tmp_path / "c.db") as other:
+        async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
+            with pytest.raises(PreconditionFailed):
+                await coordinator.put("d/a", b"", 7)
+        await other.put("d/a", b"free")
+
+
+async def test_offer_of_a_second_try_becomes_rare_when_nobody_takes_it(
+    tmp_path: Path, crowd: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sqlite_writer, "SECOND_TRY_S", 0.0)
+    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
+        await coordinator.put("d/a", b"")
+        writer: Any = coordinator._writer
+        offers = 0
+        real = writer._offer_second_try
+
+        def counted() -> bool:
+            nonlocal offers
+            offered = bool(real())
+            offers += offered
+            return offered
+
+        writer._offer_second_try = counted
+        for _ in range(40):
+            with pytest.raises(PreconditionFailed):
+                await coordinator.put("d/a", b"", ABSENT)
+        assert 0 < offers < 20
+
+
+async def test_lock_that_fails_is_reported_and_the_thread_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(descriptor: int) -> None:
+        raise OSError(37, "No locks available")
+
+    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
+        await coordinator.put("d/a", b"")
+        with monkeypatch.context() as patch:
+            patch.setattr(_sqlite_writer, "turn", broken)
+            with pytest.raises(Unavailable, match="No locks"):
+                await coordinator.put("d/a", b"")
+        await coordinator.put("d/a", b"")
 
 
 async def test_full_queue_makes_callers_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,11 +147,16 @@ class SqliteFile:
 
 
 @contextlib.contextmanager
-def turn(descriptor: int) -> Iterator[None]:
-    """Wait until it is our turn to write, and let the next one in afterwards."""
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+def turn(descriptor: int) -> Iterator[bool]:
+    """Wait for our turn to write, and let the next one in afterwards. Gives whether we had to wait."""
+    waited = False
     try:
-        yield
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waited = True
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield waited
     finally:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 

@@ -5,6 +5,12 @@ that is there into one transaction. Batches therefore follow the load without a 
 one fdatasync; a thousand of them pay about the same. All results of a batch go back to the event loop in one
 wake-up, since the hop between threads costs as much as several statements.
 
+Processes that fight for one key all read, all wait for their turn, and then all but one are refused, since
+the key changed while they waited; with sixteen of them every success would cost fifteen refusals. So whoever
+waited for a turn and was refused keeps it for a moment: the caller reads again, tries again, and succeeds,
+because nobody else could write in between. Every turn then is a success, and turns stay in order of arrival.
+A caller who does not come back costs the others that moment, so the offer becomes rare for one who did not.
+
 A commit that fails is not simply rolled back. Its frames may have reached the log file and could come to life
 after a crash, as long as nobody writes over them. The thread therefore tries to commit a step of the counter
 on a new connection. It goes through: the failed commit can no longer come back, `NotDone`; or the counter
@@ -26,7 +32,7 @@ from typing import Any
 
 from forebay.coordination._sqlite_file import SqliteFile, translate, turn
 from forebay.coordination._sqlite_transaction import Transaction
-from forebay.errors import Closed, ForebayError, OutcomeUnknown, Unavailable
+from forebay.errors import Closed, ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable
 
 __all__ = ["Writer"]
 
@@ -37,6 +43,10 @@ QUEUE_BYTES_MAX = 64 * 1024 * 1024
 """Bounds of what waits for the thread; callers over it wait in line on the event loop."""
 EXPIRY_INTERVAL_S = 0.25
 """How often an idle thread looks for sessions that are over."""
+SECOND_TRY_S = 0.002
+"""How long a turn is kept for the second try of a caller that was refused."""
+SECOND_TRY_SKIPS_MAX = 256
+"""Most refusals that get no such offer after nobody took it; each time in a row doubles their number."""
 _WRITE_FAILED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
 
@@ -66,6 +76,8 @@ class Writer:
         self._loop = loop
         self._now_ms = now_ms
         self._boot_id = boot_id
+        self._second_try_skips = 0
+        self._second_try_wait = 0
         # Weak, so that the thread does not keep a coordinator alive that nobody closed.
         self._on_commit = weakref.WeakMethod(on_commit)
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -129,8 +141,7 @@ class Writer:
         try:
             while (batch := self._take()) is not None:
                 if batch:
-                    self._commit(batch)
-                    self._call(self._deliver, batch)
+                    self._serve(batch)
                 else:
                     self._expire()
         finally:
@@ -138,15 +149,18 @@ class Writer:
             os.close(self._descriptor)
             self._call(self._ended.set)
 
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+    def _call(self, function: Callable[..., object], *arguments: object) -> None:
         # The loop may be gone when its owner never closed the coordinator; then nobody waits either.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _take(self) -> list[_Request] | None:
         """What is queued, up to the bound. Empty when it is time to look for expired sessions."""
+        return self._take_within(EXPIRY_INTERVAL_S)
+
+    def _take_within(self, seconds: float) -> list[_Request] | None:
         try:
-            first = self._queue.get(timeout=EXPIRY_INTERVAL_S)
+            first = self._queue.get(timeout=seconds)
         except queue.Empty:
             return []
         if first is None:
@@ -163,19 +177,51 @@ class Writer:
             operations += request.operations
         return batch
 
-    def _commit(self, batch: list[_Request]) -> None:
+    def _serve(self, batch: list[_Request]) -> None:
         try:
-            with turn(self._descriptor):
-                self._connection.execute("begin immediate")
-                transaction = Transaction(self._connection, self._now_ms(), self._boot_id)
-                for request in batch:
-                    _apply(request, transaction)
-                transaction.finish()
-                try:
-                    self._connection.execute("commit")
-                except sqlite3.Error as error:
-                    # Still in our turn: nobody else has moved the counter since.
-                    self._settle(batch, transaction, error)
+            self._take_turn(batch)
+        except OSError as error:
+            # The lock itself failed, so nothing was begun.
+            _fail(batch, Unavailable(f"{self._file.turn_path}: {error.strerror}", hint="see the system log"))
+            self._call(self._deliver, batch)
+
+    def _take_turn(self, batch: list[_Request]) -> None:
+        with turn(self._descriptor) as waited:
+            self._commit(batch)
+            self._call(self._deliver, batch)
+            # Only after a wait: without others there is nobody who could have come between.
+            if not (waited and all(_refused(request) for request in batch) and self._offer_second_try()):
+                return
+            again = self._take_within(SECOND_TRY_S)
+            if again:
+                self._second_try_wait = 0
+                self._commit(again)
+                self._call(self._deliver, again)
+                return
+            if again is None:
+                self._queue.put(None)
+            self._second_try_wait = min(2 * self._second_try_wait + 1, SECOND_TRY_SKIPS_MAX)
+            self._second_try_skips = self._second_try_wait
+
+    def _offer_second_try(self) -> bool:
+        if self._second_try_skips:
+            self._second_try_skips -= 1
+            return False
+        return True
+
+    def _commit(self, batch: list[_Request]) -> None:
+        """Do the batch in one transaction, within our turn."""
+        try:
+            self._connection.execute("begin immediate")
+            transaction = Transaction(self._connection, self._now_ms(), self._boot_id)
+            for request in batch:
+                _apply(request, transaction)
+            transaction.finish()
+            try:
+                self._connection.execute("commit")
+            except sqlite3.Error as error:
+                # Still in our turn: nobody else has moved the counter since.
+                self._settle(batch, transaction, error)
         except sqlite3.Error as error:
             self._rollback()
             _fail(batch, translate(error, self._file.path))
@@ -242,6 +288,15 @@ def _apply(request: _Request, transaction: Transaction) -> None:
         request.result = request.apply(transaction)
     except ForebayError as error:
         request.error = error
+
+
+def _refused(request: _Request) -> bool:
+    results = request.result
+    return (
+        bool(results)
+        and isinstance(results, list)
+        and all(isinstance(r.error, PreconditionFailed) for r in results)
+    )
 
 
 def _fail(batch: list[_Request], error: ForebayError) -> None:
