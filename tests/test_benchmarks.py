@@ -15,9 +15,6 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from benchmarks import command
 from benchmarks.figures import embedded, local_cas
 from benchmarks.figures import suite as real_suite
