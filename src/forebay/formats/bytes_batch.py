@@ -52,6 +52,7 @@ __all__ = [
     "decode",
     "encode",
     "encode_batch",
+    "merge",
 ]
 
 ENCODING: Final = "bytes-batch-v1"
@@ -89,6 +90,23 @@ class BytesBatch:
     headers: pa.ListArray | None = None
     """None where no record has headers. Type `HEADERS_TYPE`."""
 
+    @classmethod
+    def of(
+        cls,
+        records: Sequence[bytes] | pa.BinaryArray,
+        *,
+        keys: Sequence[bytes | None] | pa.BinaryArray | None = None,
+        timestamps_ms: Sequence[int] | npt.NDArray[np.int64] | None = None,
+        headers: Sequence[Headers | None] | pa.ListArray | None = None,
+    ) -> BytesBatch:
+        """A batch from lists or Arrow arrays. Columns must be as long as `records`."""
+        return cls(
+            _binary(records),
+            None if keys is None else _binary(keys),
+            None if timestamps_ms is None else np.asarray(timestamps_ms, "<i8"),
+            None if headers is None else _headers(headers),
+        )
+
     def __len__(self) -> int:
         return len(self.values)
 
@@ -120,12 +138,7 @@ def encode(
     codec: Codec = "none",
 ) -> bytes:
     """One batch of at least one record. Columns must be as long as `records`."""
-    batch = BytesBatch(
-        _binary(records),
-        None if keys is None else _binary(keys),
-        None if timestamps_ms is None else np.asarray(timestamps_ms, "<i8"),
-        None if headers is None else _headers(headers),
-    )
+    batch = BytesBatch.of(records, keys=keys, timestamps_ms=timestamps_ms, headers=headers)
     return encode_batch(batch, codec=codec)
 
 
@@ -156,19 +169,34 @@ def concat(batches: Sequence[tuple[BytesBatch, int]], *, codec: Codec = "none") 
 
     Every record keeps the time it had, so the result always has timestamps.
     """
+    times = [_times(batch, time_ms) for batch, time_ms in batches]
+    return encode_batch(_joined([batch for batch, _ in batches], times), codec=codec)
+
+
+def merge(batches: Sequence[BytesBatch], *, time_ms: int) -> BytesBatch:
+    """Many batches of one append as one, in order.
+
+    Records without a time get `time_ms` where others have one; if none has, the result has no times either.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    timed = any(batch.timestamps_ms is not None for batch in batches)
+    return _joined(batches, [_times(batch, time_ms) for batch in batches] if timed else None)
+
+
+def _times(batch: BytesBatch, time_ms: int) -> npt.NDArray[np.int64]:
+    return np.full(len(batch), time_ms, "<i8") if batch.timestamps_ms is None else batch.timestamps_ms
+
+
+def _joined(batches: Sequence[BytesBatch], times: Sequence[npt.NDArray[np.int64]] | None) -> BytesBatch:
     if not batches:
         raise UsageError("nothing to concatenate")
-    times = [
-        np.full(len(batch), time_ms, "<i8") if batch.timestamps_ms is None else batch.timestamps_ms
-        for batch, time_ms in batches
-    ]
-    merged = BytesBatch(
-        pa.concat_arrays([batch.values for batch, _ in batches]),
-        _concat_optional([(batch.keys, len(batch)) for batch, _ in batches], pa.binary()),
-        np.concatenate(times),
-        _concat_optional([(batch.headers, len(batch)) for batch, _ in batches], HEADERS_TYPE),
+    return BytesBatch(
+        pa.concat_arrays([batch.values for batch in batches]),
+        _concat_optional([(batch.keys, len(batch)) for batch in batches], pa.binary()),
+        None if times is None else np.concatenate(times),
+        _concat_optional([(batch.headers, len(batch)) for batch in batches], HEADERS_TYPE),
     )
-    return encode_batch(merged, codec=codec)
 
 
 def _concat_optional(columns: Sequence[tuple[pa.Array | None, int]], kind: pa.DataType) -> pa.Array | None:

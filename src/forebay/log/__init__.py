@@ -1,3 +1,32 @@
 """Leaderless topics and partitions."""
 
-__all__: list[str] = []
+from forebay.log._append import AppendGroup, AppendResult
+from forebay.log._errors import (
+    Contended,
+    DataLost,
+    Fenced,
+    OffsetOutOfRange,
+    OutOfSequence,
+    UnknownTopic,
+)
+from forebay.log._topics import Catalog, Topic, TopicDeleted, TopicExists, TopicSettings
+from forebay.log._writer import LogWriter
+from forebay.log._writer_config import WriterConfig
+
+__all__ = [
+    "AppendGroup",
+    "AppendResult",
+    "Catalog",
+    "Contended",
+    "DataLost",
+    "Fenced",
+    "LogWriter",
+    "OffsetOutOfRange",
+    "OutOfSequence",
+    "Topic",
+    "TopicDeleted",
+    "TopicExists",
+    "TopicSettings",
+    "UnknownTopic",
+    "WriterConfig",
+]

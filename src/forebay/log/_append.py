@@ -1,0 +1,206 @@
+"""What a caller hands to a writer, and what it gets back: groups and results.
+
+A group is the records of one call for one partition. It is taken or refused as a whole, gets consecutive
+offsets, and has exactly one result, whatever becomes of the other groups of the same call or flush.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from forebay.errors import ForebayError, LimitExceeded, UsageError
+from forebay.formats.bytes_batch import BytesBatch, Headers
+from forebay.formats.shared_blob import Slice
+from forebay.log._keys import PartitionKeys
+
+__all__ = [
+    "FLUSH_BYTES_MAX",
+    "GROUPS_PER_CALL_MAX",
+    "PRODUCER_ID_CHARS_MAX",
+    "RECORD_BYTES_MAX",
+    "AppendGroup",
+    "AppendResult",
+    "Unit",
+    "validate_group",
+]
+
+RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Largest value or key of a record."""
+GROUPS_PER_CALL_MAX: Final = 100_000
+"""Most groups of one call."""
+FLUSH_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Most bytes of all groups of one call, which become one object."""
+PRODUCER_ID_CHARS_MAX: Final = 64
+"""Longest name of an idempotent producer: each partition keeps the names of the last 256 in one record."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AppendGroup:
+    """The records of one call for one partition."""
+
+    topic: str
+    partition: int
+    batch: BytesBatch
+    producer_id: str | None = None
+    """Makes the append idempotent, together with `sequence`."""
+    sequence: int | None = None
+    """Number of this append among those of the producer to this partition: 0, 1, 2 and so on."""
+    epoch: int | None = None
+    """Fencing epoch of the writer. Below the partition's epoch the append is refused for ever."""
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        partition: int,
+        records: Sequence[bytes] | pa.BinaryArray,
+        *,
+        keys: Sequence[bytes | None] | pa.BinaryArray | None = None,
+        timestamps_ms: Sequence[int] | npt.NDArray[np.int64] | None = None,
+        headers: Sequence[Headers | None] | pa.ListArray | None = None,
+    ) -> AppendGroup:
+        """A group from lists or Arrow arrays. `dataclasses.replace` adds producer id, sequence and epoch."""
+        batch = BytesBatch.of(records, keys=keys, timestamps_ms=timestamps_ms, headers=headers)
+        return cls(topic, partition, batch)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the records in memory: what counts against the bounds of a producer."""
+        batch = self.batch
+        size = batch.values.nbytes
+        for column in (batch.keys, batch.timestamps_ms, batch.headers):
+            if column is not None:
+                size += column.nbytes
+        return int(size)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What became of one group."""
+
+    topic: str
+    partition: int
+    start_offset: int | None
+    """Offset of the first record, or None where the append failed."""
+    end_offset: int | None
+    """Offset of the last record."""
+    count: int
+    index_key: str | None = None
+    """Key of the index entry that covers the records; several groups of one flush may share it."""
+    wal_uri: str | None = None
+    """Object that holds the records, or None where it is not known any more (a recognised repetition)."""
+    duplicate: bool = False
+    """Nothing was appended: an earlier append with this producer id and sequence has these offsets."""
+    error: ForebayError | None = None
+    """What went wrong. An `OutcomeUnknown` may have been appended; everything else certainly was not."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the records are durable, at these offsets."""
+        return self.error is None
+
+    def unwrap(self) -> AppendResult:
+        """Itself; raises the error."""
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """What one partition gets of one flush: one slice of the object, one index entry, all or nothing."""
+
+    keys: PartitionKeys
+    epoch: int | None
+    answers: list[AppendResult | None]
+    """Of the whole flush."""
+    groups: list[AppendGroup] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    """Place of each group's answer in `answers`."""
+    append_id: str = ""
+    slice: Slice | None = None
+    """None: to be uploaded."""
+    uri: str = ""
+    uploaded_at: float = 0.0
+    """When the upload began, on the monotonic clock."""
+
+    @property
+    def count(self) -> int:
+        """Records of all groups."""
+        return sum([len(group.batch) for group in self.groups])
+
+    def succeed(self, start_offset: int, uri: str) -> None:
+        """Answer every group: the unit was committed from this offset on."""
+        topic, partition = self.keys.topic, self.keys.partition
+        index_key = self.keys.index(start_offset + self.count - 1)
+        for group, place in zip(self.groups, self.places, strict=True):
+            count = len(group.batch)
+            end = start_offset + count - 1
+            self.answers[place] = AppendResult(topic, partition, start_offset, end, count, index_key, uri)
+            start_offset = end + 1
+
+    def fail(self, error: ForebayError) -> None:
+        """Answer every group with the same error."""
+        for number in range(len(self.groups)):
+            self.fail_group(number, error)
+
+    def fail_group(self, number: int, error: ForebayError) -> None:
+        """Answer one group with an error."""
+        self.answers[self.places[number]] = failed(self.groups[number], error)
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Go on with some of the groups, the others being answered. What was uploaded is not fit any more."""
+        self.groups = [self.groups[number] for number in numbers]
+        self.places = [self.places[number] for number in numbers]
+        self.slice = None
+
+
+def failed(group: AppendGroup, error: ForebayError) -> AppendResult:
+    """The result of a group that was not appended."""
+    return AppendResult(group.topic, group.partition, None, None, len(group.batch), error=error)
+
+
+def validate_group(group: AppendGroup) -> None:
+    """Raise a `UsageError` where a group can never be appended. (Topic and partition: `PartitionKeys`.)"""
+    batch = group.batch
+    if len(batch) == 0:
+        raise UsageError("a group holds at least one record", hint="leave empty groups out")
+    if batch.values.null_count:
+        raise UsageError("a record is None", hint="an empty record is b''")
+    for name in ("keys", "timestamps_ms", "headers"):
+        column = getattr(batch, name)
+        if column is not None and len(column) != len(batch):
+            raise UsageError(f"{len(column)} {name} for {len(batch)} records", hint="give one per record")
+    for column in (batch.values, batch.keys):
+        if column is not None and column.nbytes > RECORD_BYTES_MAX:
+            _check_lengths(column)
+    _validate_producer(group)
+
+
+def _check_lengths(column: pa.BinaryArray) -> None:
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    longest = int(np.diff(offsets).max())
+    if longest > RECORD_BYTES_MAX:
+        raise LimitExceeded(
+            "RECORD_BYTES_MAX", limit=RECORD_BYTES_MAX, actual=longest, hint="put it into an object"
+        )
+
+
+def _validate_producer(group: AppendGroup) -> None:
+    producer_id, sequence = group.producer_id, group.sequence
+    if (producer_id is None) != (sequence is None):
+        raise UsageError("a producer id and a sequence belong together", hint="give both or none")
+    if producer_id is not None and not 1 <= len(producer_id) <= PRODUCER_ID_CHARS_MAX:
+        raise UsageError(
+            f"producer id {producer_id[:PRODUCER_ID_CHARS_MAX]!r}",
+            hint=f"a name of 1 to {PRODUCER_ID_CHARS_MAX} characters",
+        )
+    for name, number in (("sequence", sequence), ("epoch", group.epoch)):
+        if number is not None and not 0 <= number < 1 << 63:
+            raise UsageError(f"{name} {number}", hint=f"a {name} is a number from 0 on")

@@ -1,0 +1,95 @@
+"""What a writer knows of its partitions: the control record and its version, as of its last commit or read.
+
+The cache is never trusted: every commit names the version it builds on, so a state that somebody else has
+moved is refused and read again. It only saves the read. A partition costs one read at first contact and then
+none, as long as no other writer appends to it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from forebay.coordination import Coordinator
+from forebay.log._keys import PartitionKeys
+from forebay.log._records import Control, IndexEntry, decode_record
+from forebay.log._topics import Topic
+from forebay.log._writer_metrics import WriterMetrics
+
+__all__ = ["PartitionCache", "PartitionState", "load_state"]
+
+
+@dataclass(slots=True, eq=False)
+class PartitionState:
+    """A partition as it was at one version."""
+
+    keys: PartitionKeys
+    control: Control | None
+    """None: the partition has no control record yet."""
+    version: int | None
+    floor_ms: int = 0
+    """Time of the last entry: no later one may be older, so that offsets can be found by time."""
+    topic: Topic | None = None
+    """The topic, where a control record is to be created."""
+    indexed: bool = False
+    """Whether the entry of the pending append is known to be in the index."""
+    committed_at: float = 0.0
+    """When this writer committed it, on the monotonic clock."""
+
+
+class PartitionCache:
+    """States by partition; the one used longest ago is forgotten first."""
+
+    def __init__(self, partitions_max: int) -> None:
+        self._partitions_max = partitions_max
+        self._states: OrderedDict[tuple[str, int], PartitionState] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def get(self, keys: PartitionKeys) -> PartitionState | None:
+        """What is known, or None."""
+        return self._states.get((keys.topic, keys.partition))
+
+    def put(self, state: PartitionState) -> None:
+        """Remember a state. One that is pushed out may leave its entry to the next writer or compactor."""
+        name = (state.keys.topic, state.keys.partition)
+        self._states[name] = state
+        self._states.move_to_end(name)
+        if len(self._states) > self._partitions_max:
+            self._states.popitem(last=False)
+
+    def forget(self, keys: PartitionKeys) -> None:
+        """Read it again before the next commit."""
+        self._states.pop((keys.topic, keys.partition), None)
+
+    def unindexed(self, committed_before: float) -> list[PartitionState]:
+        """States with a pending append of this writer that has not been in the index since that time."""
+        return [
+            state
+            for state in self._states.values()
+            if not state.indexed
+            and state.control is not None
+            and state.control.pending is not None
+            and state.committed_at <= committed_before
+        ]
+
+
+async def load_state(coordinator: Coordinator, keys: PartitionKeys, metrics: WriterMetrics) -> PartitionState:
+    """Read a partition's control record."""
+    metrics.coordination_requests["get"].inc()
+    record = await coordinator.get(keys.control, partition_key=keys.partition_key)
+    if record is None:
+        return PartitionState(keys, None, None)
+    control = decode_record(Control, record.key, record.value)
+    if control.pending is not None:
+        return PartitionState(keys, control, record.version, control.pending.created_at_ms)
+    floor_ms = 0
+    if control.sequence_counter > control.start_offset:
+        # Somebody cleared the pending append: the time of the last entry is in the index alone.
+        metrics.coordination_requests["lookup"].inc()
+        last = await coordinator.floor(
+            keys.index(control.sequence_counter - 1), partition_key=keys.partition_key
+        )
+        floor_ms = decode_record(IndexEntry, last.key, last.value).created_at_ms if last else 0
+    return PartitionState(keys, control, record.version, floor_ms, indexed=True)

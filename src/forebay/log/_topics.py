@@ -1,0 +1,429 @@
+"""The catalog of topics: who exists, with how many partitions, kept how long.
+
+    llog-catalog/topics/{topic}   {topic, topic_id, partitions, created_at_ms, settings, state, ...}
+
+Every change is a compare-and-set of one record that carries a fresh `revision`, so a lost reply is settled by
+reading the record back.
+
+A topic is deleted in steps, each of which may be repeated by anybody, and the record says which is next:
+
+    ACTIVE    -> FENCING    the decision; from here on only another delete goes on
+    FENCING   -> REMOVING   every partition is fenced, so no counter moves; the highest one is noted
+    REMOVING  -> DELETED    keys and compacted objects are gone; shared objects are left to the vacuum
+
+The record of a deleted topic stays, for one number: offsets of a topic created again under the same name
+begin behind those that were given out before. A writer that slept through the deletion may still put the
+index entry of its last append, if absent. If offsets began at 1 again, that stale entry would one day stand
+where a new one belongs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from forebay.coordination import Coordinator, Delete, DeleteRange, Operation, Put, Record
+from forebay.errors import ForebayError, NotDone, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
+from forebay.kit.clock import Clock
+from forebay.kit.conditions import ABSENT
+from forebay.kit.ids import IdSource
+from forebay.kit.retry import RetryPolicy, retry
+from forebay.log._errors import UnknownTopic
+from forebay.log._keys import (
+    CATALOG_PARTITION_KEY,
+    PARTITION_MAX,
+    ROOT,
+    PartitionKeys,
+    topic_key,
+    topics_range,
+    validate_topic,
+)
+from forebay.log._records import Control, decode_record, encode_record
+from forebay.storage import ObjectStore
+
+__all__ = ["Catalog", "Topic", "TopicDeleted", "TopicExists", "TopicSettings"]
+
+DELETES_PER_CALL: Final = 1_000
+"""Objects removed per request to the store."""
+PARTITIONS_PER_STEP: Final = 256
+"""Partitions fenced or removed per round trip."""
+
+T = TypeVar("T")
+TopicState = Literal["ACTIVE", "FENCING", "REMOVING", "DELETED"]
+
+
+class TopicExists(NotDone):
+    """There is a topic of this name already."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} exists already", hint="use it, or choose another name")
+        self.topic = topic
+
+
+class TopicDeleted(NotDone):
+    """The topic is being deleted."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"topic {topic!r} is being deleted", hint=f"finish it first: forebay topics delete {topic}"
+        )
+        self.topic = topic
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a topic is kept."""
+
+    retention_ms: int | None = None
+    """Milliseconds after which records may be trimmed. At least 1, or None: for ever."""
+    retention_bytes: int | None = None
+    """Bytes per partition above which the oldest records may be trimmed. At least 1, or None: no bound."""
+    compaction: bool = True
+    """Whether small appends are folded into large objects."""
+    compact_min_age_ms: int = 120_000
+    """Milliseconds for which an append is left alone: longer than a writer may take to learn the outcome of
+    its commit, which it looks up in the index. At least 0."""
+    target_bytes: int = 64 * 1024 * 1024
+    """Bytes that a compacted object should have. At least 1."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("retention_ms", 1), ("retention_bytes", 1), ("target_bytes", 1)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UsageError(f"{name} is {value}", hint=f"it is at least {low}")
+        if self.compact_min_age_ms < 0:
+            raise UsageError(f"compact_min_age_ms is {self.compact_min_age_ms}", hint="it is at least 0")
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One topic, as the catalog knows it."""
+
+    topic: str
+    topic_id: str
+    """Unique: a topic created again under an old name has another."""
+    partitions: int
+    created_at_ms: int
+    revision: str = ""
+    """Unique to the last change of this record."""
+    settings: TopicSettings = TopicSettings()
+    grows: bool = False
+    """Whether appending to a higher partition adds it: so for topics that were created by an append."""
+    state: TopicState = "ACTIVE"
+    first_offset: int = 1
+    """First offset of new partitions: above 1 where an earlier topic of this name was deleted."""
+
+    def check_partition(self, partition: int) -> None:
+        """Raise `UnknownTopic` where there is no such partition."""
+        if not 0 <= partition < self.partitions:
+            raise UnknownTopic(
+                f"{self.topic}:{partition}", hint=f"{self.topic!r} has partitions 0 to {self.partitions - 1}"
+            )
+
+
+_Change = Callable[[Topic | None], Topic | None]
+"""From the present record to the new one; None where nothing is to be changed."""
+
+
+class Catalog:
+    """Creates, lists, changes and deletes topics."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        coordinator: Coordinator,
+        *,
+        clock: Clock,
+        ids: IdSource,
+        randomness: random.Random,
+        policy: RetryPolicy | None = None,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._clock = clock
+        self._ids = ids
+        self._random = randomness
+        self._policy = policy or RetryPolicy(attempts_max=30)
+
+    # -- looking
+
+    async def find(self, topic: str) -> Topic | None:
+        """The topic, or None where there is none. One that is being deleted is still found."""
+        _, found = await self._read(topic)
+        return None if found is None or found.state == "DELETED" else found
+
+    async def describe(self, topic: str) -> Topic:
+        """The topic; raises `UnknownTopic`."""
+        found = await self.find(topic)
+        if found is None:
+            raise UnknownTopic(topic)
+        return found
+
+    # -- changing
+
+    async def create(
+        self, topic: str, *, partitions: int = 1, settings: TopicSettings | None = None
+    ) -> Topic:
+        """Create a topic; raises `TopicExists`. Its partitions come into being with their first append."""
+        _check_partitions(partitions)
+        topic_id = self._ids.ulid()
+
+        def create(found: Topic | None) -> Topic | None:
+            if found is not None and found.topic_id == topic_id:
+                return None
+            if found is not None and found.state != "DELETED":
+                raise TopicExists(topic) if found.state == "ACTIVE" else TopicDeleted(topic)
+            return self._new(topic, topic_id, partitions, found, settings or TopicSettings(), grows=False)
+
+        return await self._change(topic, create)
+
+    async def ensure(self, topic: str, partitions: int) -> Topic:
+        """The topic with at least so many partitions, created if there is none.
+
+        A topic that was created by hand keeps its partitions: `check_partition` tells.
+        """
+        topic_id = self._ids.ulid()
+
+        def ensure(found: Topic | None) -> Topic | None:
+            if found is None or found.state == "DELETED":
+                return self._new(topic, topic_id, partitions, found, TopicSettings(), grows=True)
+            if found.state != "ACTIVE":
+                raise TopicDeleted(topic)
+            if found.partitions >= partitions or not found.grows:
+                return None
+            return msgspec.structs.replace(found, partitions=partitions)
+
+        return await self._change(topic, ensure)
+
+    async def alter(
+        self, topic: str, *, settings: TopicSettings | None = None, partitions: int | None = None
+    ) -> Topic:
+        """Replace the settings, or add partitions. There is no way to fewer: their offsets would be lost."""
+
+        def alter(found: Topic | None) -> Topic | None:
+            active = _active(topic, found)
+            count = active.partitions if partitions is None else _check_partitions(partitions)
+            if count < active.partitions:
+                raise UsageError(
+                    f"{topic!r} has {active.partitions} partitions, not fewer", hint="create another topic"
+                )
+            changed = msgspec.structs.replace(
+                active, settings=settings or active.settings, partitions=count, revision=active.revision
+            )
+            return None if changed == active else changed
+
+        return await self._change(topic, alter)
+
+    async def delete(self, topic: str) -> None:
+        """Remove a topic with its keys and its own objects; raises `UnknownTopic`.
+
+        May be called again after a failure, by anybody, and goes on where it stopped. Shared objects that
+        hold records of this topic too go with the next vacuum.
+        """
+
+        def decide(found: Topic | None) -> Topic | None:
+            if found is None or found.state == "DELETED":
+                raise UnknownTopic(topic)
+            return msgspec.structs.replace(found, state="FENCING") if found.state == "ACTIVE" else None
+
+        found = await self._change(topic, decide)
+        if found.state == "FENCING":
+            highest = await self._fence_all(found)
+            found = await self._advance(found, "FENCING", "REMOVING", max(highest, found.first_offset))
+        if found.state == "REMOVING":
+            await self._remove_keys(found)
+            await self._remove_objects(found)
+            await self._advance(found, "REMOVING", "DELETED", found.first_offset)
+
+    async def _advance(self, topic: Topic, before: TopicState, after: TopicState, first_offset: int) -> Topic:
+        def advance(found: Topic | None) -> Topic | None:
+            # Another deleter may be ahead, and the name may even be in use again: then this one is done.
+            if found is None or found.topic_id != topic.topic_id or found.state != before:
+                return None
+            return msgspec.structs.replace(found, state=after, first_offset=first_offset)
+
+        return await self._change(topic.topic, advance)
+
+    # -- deleting, step by step
+
+    async def _fence_all(self, topic: Topic) -> int:
+        """Fence every partition, also those never written; the highest counter of all."""
+        highest = 1
+        waiting = list(range(topic.partitions))
+        for attempt in range(1, self._policy.attempts_max + 1):
+            refused: list[int] = []
+            for first in range(0, len(waiting), PARTITIONS_PER_STEP):
+                step = waiting[first : first + PARTITIONS_PER_STEP]
+                counters = await self._fence(topic, step)
+                refused += [partition for partition in step if partition not in counters]
+                highest = max([highest, *counters.values()])
+            waiting = refused
+            if not waiting:
+                return highest
+            await self._clock.sleep(self._policy.wait_s(attempt, self._random))
+        raise Unavailable(
+            f"{len(waiting)} partitions of {topic.topic!r} could not be fenced", hint="delete it again"
+        )
+
+    async def _fence(self, topic: Topic, partitions: list[int]) -> dict[int, int]:
+        """One attempt: the counters of those that are fenced now, for certain."""
+        counters: dict[int, int] = {}
+        operations: list[Operation] = []
+        sent: list[tuple[int, int]] = []
+        for partition in partitions:
+            keys = PartitionKeys(topic.topic, partition)
+            record = await self._get(keys.control, keys.partition_key)
+            if record is None:
+                first = topic.first_offset
+                value = Control(
+                    log_state="FENCED", sequence_counter=first, pending=None, epoch=1, start_offset=first
+                )
+            else:
+                control = decode_record(Control, record.key, record.value)
+                if control.log_state == "FENCED":
+                    counters[partition] = control.sequence_counter
+                    continue
+                value = msgspec.structs.replace(control, log_state="FENCED", epoch=control.epoch + 1)
+            operations.append(
+                Put(
+                    keys.control,
+                    encode_record(value),
+                    ABSENT if record is None else record.version,
+                    partition_key=keys.partition_key,
+                )
+            )
+            sent.append((partition, value.sequence_counter))
+        results = await self._coordinator.write(operations) if operations else []
+        for (partition, counter), result in zip(sent, results, strict=True):
+            if result.error is None:
+                counters[partition] = counter
+        return counters
+
+    async def _remove_keys(self, topic: Topic) -> None:
+        for first in range(0, topic.partitions, PARTITIONS_PER_STEP):
+            last = min(first + PARTITIONS_PER_STEP, topic.partitions)
+            operations: list[Operation] = []
+            for partition in range(first, last):
+                keys = PartitionKeys(topic.topic, partition)
+                home = keys.partition_key
+                single = (keys.control, keys.cursor, keys.compaction, keys.claim)
+                operations += [Delete(key, partition_key=home) for key in single]
+                operations.append(DeleteRange(*keys.index_range(), partition_key=home))
+            await self._write_all(operations)
+
+    async def _write_all(self, operations: list[Operation]) -> None:
+        """Repeat until every operation was done: all of them may be done twice."""
+
+        async def attempt() -> None:
+            for result in await self._coordinator.write(operations):
+                result.unwrap()
+
+        await self._retry(attempt)
+
+    async def _remove_objects(self, topic: Topic) -> None:
+        async def attempt() -> None:
+            keys: list[str] = []
+            async for page in self._store.list_pages(f"{ROOT}/{topic.topic}/partitions/"):
+                keys += [info.key for info in page]
+            for first in range(0, len(keys), DELETES_PER_CALL):
+                for result in await self._store.delete(keys[first : first + DELETES_PER_CALL]):
+                    if result.error is not None:
+                        raise result.error
+
+        await self._retry(attempt)
+
+    # -- the record
+
+    def _new(
+        self,
+        topic: str,
+        topic_id: str,
+        partitions: int,
+        found: Topic | None,
+        settings: TopicSettings,
+        *,
+        grows: bool,
+    ) -> Topic:
+        return Topic(
+            topic=topic,
+            topic_id=topic_id,
+            partitions=partitions,
+            created_at_ms=self._clock.now_ms(),
+            settings=settings,
+            grows=grows,
+            first_offset=1 if found is None else found.first_offset,
+        )
+
+    async def _change(self, topic: str, change: _Change) -> Topic:
+        """Read, change, compare-and-set, until it is done or `change` raises."""
+        validate_topic(topic)
+        revision = self._ids.token()
+
+        async def attempt() -> Topic:
+            record, found = await self._read_once(topic)
+            if found is not None and found.revision == revision:
+                return found
+            wanted = change(found)
+            if wanted is None:
+                assert found is not None
+                return found
+            wanted = msgspec.structs.replace(wanted, revision=revision)
+            await self._coordinator.put(
+                topic_key(topic),
+                encode_record(wanted),
+                ABSENT if record is None else record.version,
+                partition_key=CATALOG_PARTITION_KEY,
+            )
+            return wanted
+
+        return await self._retry(attempt)
+
+    async def _read(self, topic: str) -> tuple[Record | None, Topic | None]:
+        return await self._retry(lambda: self._read_once(topic))
+
+    async def _read_once(self, topic: str) -> tuple[Record | None, Topic | None]:
+        key = topic_key(topic)
+        record = await self._coordinator.get(key, partition_key=CATALOG_PARTITION_KEY)
+        return record, None if record is None else decode_record(Topic, key, record.value)
+
+    async def _get(self, key: str, partition_key: str) -> Record | None:
+        return await self._retry(lambda: self._coordinator.get(key, partition_key=partition_key))
+
+    async def _retry(self, operation: Callable[[], Awaitable[T]]) -> T:
+        return await retry(
+            operation,
+            policy=self._policy,
+            clock=self._clock,
+            randomness=self._random,
+            retryable=_again,
+        )
+
+    async def list(self) -> list[Topic]:
+        """Every topic, by name. (Last in the class: its name hides the builtin from annotations.)"""
+
+        async def attempt() -> list[Topic]:
+            scan = self._coordinator.scan_all(*topics_range(), partition_key=CATALOG_PARTITION_KEY)
+            topics = [decode_record(Topic, record.key, record.value) async for record in scan]
+            return sorted([one for one in topics if one.state != "DELETED"], key=lambda one: one.topic)
+
+        return await self._retry(attempt)
+
+
+def _again(error: ForebayError) -> bool:
+    # Every attempt reads first and recognises its own work, so an unknown outcome may be tried again.
+    return isinstance(error, Unavailable | OutcomeUnknown | PreconditionFailed)
+
+
+def _active(topic: str, found: Topic | None) -> Topic:
+    if found is None or found.state == "DELETED":
+        raise UnknownTopic(topic)
+    if found.state != "ACTIVE":
+        raise TopicDeleted(topic)
+    return found
+
+
+def _check_partitions(partitions: int) -> int:
+    if not 1 <= partitions <= PARTITION_MAX + 1:
+        raise UsageError(f"{partitions} partitions", hint=f"a topic has 1 to {PARTITION_MAX + 1:,}")
+    return partitions

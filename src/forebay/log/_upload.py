@@ -1,0 +1,139 @@
+"""From groups to one object: merge by partition, encode, put.
+
+All groups of one partition in a flush become one slice and later one index entry, in the order they came. Two
+things forbid it, and then the partition gets several units: groups of different epochs, of which one may be
+refused and the other not, and a repetition of an idempotent append that is in the same flush.
+
+The object's key is fresh, so a put whose outcome is unknown is simply sent again, and an upload that failed
+for good has left nothing that anybody can see: the append certainly did not happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from forebay.errors import ForebayError, OutcomeUnknown, Unavailable, UsageError
+from forebay.formats import bytes_batch, shared_blob
+from forebay.kit.retry import retry
+from forebay.log._append import AppendGroup, AppendResult, Unit, failed, validate_group
+from forebay.log._keys import PartitionKeys, shared_wal_key
+from forebay.log._uris import uri_of
+from forebay.log._writer_config import WriterParts
+
+__all__ = ["Uploaded", "Uploader", "units_of"]
+
+
+@dataclass(slots=True, eq=False)
+class Uploaded:
+    """One flush between upload and commit."""
+
+    answers: list[AppendResult | None]
+    """One per group; those that failed already are there."""
+    units: list[Unit]
+    began_at: float
+    """When the flush began, on the monotonic clock."""
+
+    def results(self) -> list[AppendResult]:
+        """The answers, once all are there."""
+        answered = [answer for answer in self.answers if answer is not None]
+        assert len(answered) == len(self.answers), "a group was left without an answer"
+        return answered
+
+
+def units_of(groups: Sequence[AppendGroup]) -> tuple[list[AppendResult | None], list[Unit]]:
+    """Groups by partition, in order; those that can never be appended are answered at once."""
+    answers: list[AppendResult | None] = [None] * len(groups)
+    units: list[Unit] = []
+    open_units: dict[tuple[str, int], Unit] = {}
+    idempotent: dict[Unit, set[tuple[str, int]]] = {}
+    for place, group in enumerate(groups):
+        try:
+            validate_group(group)
+            unit = open_units.get((group.topic, group.partition))
+            keys = PartitionKeys(group.topic, group.partition) if unit is None else unit.keys
+        except ForebayError as error:
+            answers[place] = failed(group, error)
+            continue
+        name = None if group.producer_id is None else (group.producer_id, group.sequence or 0)
+        if unit is None or unit.epoch != group.epoch or (name and name in idempotent.get(unit, ())):
+            unit = open_units[group.topic, group.partition] = Unit(keys, group.epoch, answers)
+            units.append(unit)
+        unit.groups.append(group)
+        unit.places.append(place)
+        if name is not None:
+            idempotent.setdefault(unit, set()).add(name)
+    return answers, units
+
+
+class Uploader:
+    """Puts units into objects."""
+
+    def __init__(self, parts: WriterParts) -> None:
+        self._store = parts.store
+        self._clock = parts.clock
+        self._ids = parts.ids
+        self._random = parts.randomness
+        self._policy = parts.config.upload
+        self._codec: bytes_batch.Codec = parts.config.codec
+        self._metrics = parts.metrics
+
+    async def upload(self, units: Sequence[Unit]) -> list[Unit]:
+        """Put the units into one new object; returns those that are there, the others are answered."""
+        began = self._clock.monotonic()
+        parts, encoded = [], []
+        for unit in units:
+            try:
+                parts.append(self._part(unit))
+            except (ForebayError, pa.ArrowException) as error:
+                unit.fail(_usage(error))
+            else:
+                encoded.append(unit)
+        if not encoded:
+            return []
+        key = shared_wal_key(self._ids.ulid())
+        try:
+            blob, slices = shared_blob.encode(parts, created_at_ms=self._clock.now_ms())
+            await self._put(key, blob)
+        except ForebayError as error:
+            for unit in encoded:
+                unit.fail(_not_done(error))
+            return []
+        self._metrics.uploaded(len(blob), self._clock.monotonic() - began)
+        uri = uri_of(self._store, key)
+        for unit, where in zip(encoded, slices, strict=True):
+            unit.slice, unit.uri, unit.uploaded_at = where, uri, began
+            if not unit.append_id:
+                unit.append_id = self._ids.ulid()
+        return encoded
+
+    def _part(self, unit: Unit) -> shared_blob.Part:
+        batch = bytes_batch.merge([group.batch for group in unit.groups], time_ms=self._clock.now_ms())
+        body = bytes_batch.encode_batch(batch, codec=self._codec)
+        return shared_blob.Part(unit.keys.topic, unit.keys.partition, len(batch), body)
+
+    async def _put(self, key: str, blob: bytes) -> None:
+        async def put() -> None:
+            self._metrics.store_requests["put"].inc()
+            await self._store.put(key, blob)
+
+        await retry(
+            put,
+            policy=self._policy,
+            clock=self._clock,
+            randomness=self._random,
+            # The same bytes under a key that nobody else uses: sending them twice is sending them once.
+            retryable=lambda error: isinstance(error, Unavailable | OutcomeUnknown),
+        )
+
+
+def _usage(error: Exception) -> ForebayError:
+    return error if isinstance(error, ForebayError) else UsageError(f"records that Arrow refuses: {error}")
+
+
+def _not_done(error: ForebayError) -> ForebayError:
+    if not isinstance(error, OutcomeUnknown):
+        return error
+    return Unavailable(f"the upload did not succeed: {error}", hint="check that the store can be reached")

@@ -1,0 +1,89 @@
+"""What a writer counts. Without a registry it counts into one of its own, which nobody reads.
+
+log.appends{outcome}                 groups answered: ok, duplicate, refused, unknown
+log.records_appended                 records committed
+log.bytes_appended                   bytes of the slices committed
+log.flushes                          objects uploaded
+log.blob_bytes                       sizes of those objects
+log.commit_conflicts                 commits refused because another writer was first
+log.outcomes_resolved{result}        unknown outcomes looked into: committed, not_committed, unknown
+log.coordination_requests{operation} round trips to the coordinator
+log.store_requests{operation}        requests to the store
+log.upload_duration_seconds          encoding and uploading one object
+log.commit_duration_seconds          committing one flush
+log.append_duration_seconds          from the beginning of a flush to its acknowledgement
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from forebay.errors import OutcomeUnknown
+from forebay.kit.metrics import BYTES_BUCKETS, Counter, MetricsRegistry
+from forebay.log._append import AppendResult
+
+__all__ = ["WriterMetrics"]
+
+_STORE_OPERATIONS = ("put", "list", "delete")
+_COORDINATION_OPERATIONS = ("get", "write", "lookup")
+
+
+class WriterMetrics:
+    """The families of a writer, with the series of its hot path at hand."""
+
+    def __init__(self, registry: MetricsRegistry | None) -> None:
+        registry = registry or MetricsRegistry()
+        appends = registry.counter("log.appends", "Groups answered, by what became of them", ("outcome",))
+        self._appends = {name: appends.labels(name) for name in ("ok", "duplicate", "refused", "unknown")}
+        self._records = registry.counter("log.records_appended", "Records committed")
+        self._bytes = registry.counter("log.bytes_appended", "Bytes of slices committed")
+        self._flushes = registry.counter("log.flushes", "Shared objects uploaded")
+        self._blob_bytes = registry.histogram(
+            "log.blob_bytes", "Sizes of shared objects", buckets=BYTES_BUCKETS
+        )
+        self.conflicts = registry.counter("log.commit_conflicts", "Commits refused: another writer was first")
+        resolved = registry.counter("log.outcomes_resolved", "Unknown outcomes looked into", ("result",))
+        self.resolved = {name: resolved.labels(name) for name in ("committed", "not_committed", "unknown")}
+        coordination = registry.counter(
+            "log.coordination_requests", "Round trips to the coordinator", ("operation",)
+        )
+        self.coordination_requests: dict[str, Counter] = {
+            name: coordination.labels(name) for name in _COORDINATION_OPERATIONS
+        }
+        store = registry.counter("log.store_requests", "Requests to the store", ("operation",))
+        self.store_requests: dict[str, Counter] = {name: store.labels(name) for name in _STORE_OPERATIONS}
+        self._upload_s = registry.histogram("log.upload_duration_seconds", "Encoding and uploading an object")
+        self._commit_s = registry.histogram("log.commit_duration_seconds", "Committing one flush")
+        self._append_s = registry.histogram("log.append_duration_seconds", "From flush to acknowledgement")
+
+    def uploaded(self, blob_bytes: int, seconds: float) -> None:
+        """An object was put."""
+        self._flushes.inc()
+        self._blob_bytes.observe(blob_bytes)
+        self._upload_s.observe(seconds)
+
+    def committed(self, seconds: float) -> None:
+        """A call of commit ended, well or not."""
+        self._commit_s.observe(seconds)
+
+    def appended(self, slice_bytes: int) -> None:
+        """A unit was committed."""
+        self._bytes.inc(slice_bytes)
+
+    def answered(self, results: Iterable[AppendResult], seconds: float) -> None:
+        """All groups of a flush were answered."""
+        counts = dict.fromkeys(self._appends, 0)
+        records = 0
+        for result in results:
+            if result.error is not None:
+                counts["unknown" if isinstance(result.error, OutcomeUnknown) else "refused"] += 1
+            elif result.duplicate:
+                counts["duplicate"] += 1
+            else:
+                counts["ok"] += 1
+                records += result.count
+        for name, count in counts.items():
+            if count:
+                self._appends[name].inc(count)
+        self._records.inc(records)
+        self._append_s.observe(seconds)
