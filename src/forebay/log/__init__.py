@@ -1,6 +1,7 @@
 """Leaderless topics and partitions."""
 
 from forebay.log._append import AppendGroup, AppendResult
+from forebay.log._batching import BatchingProducer, ProducerConfig
 from forebay.log._errors import (
     Contended,
     DataLost,
@@ -9,6 +10,7 @@ from forebay.log._errors import (
     OutOfSequence,
     UnknownTopic,
 )
+from forebay.log._fencing import FenceState, Fencing
 from forebay.log._topics import Catalog, Topic, TopicDeleted, TopicExists, TopicSettings
 from forebay.log._writer import LogWriter
 from forebay.log._writer_config import WriterConfig
@@ -16,13 +18,17 @@ from forebay.log._writer_config import WriterConfig
 __all__ = [
     "AppendGroup",
     "AppendResult",
+    "BatchingProducer",
     "Catalog",
     "Contended",
     "DataLost",
+    "FenceState",
     "Fenced",
+    "Fencing",
     "LogWriter",
     "OffsetOutOfRange",
     "OutOfSequence",
+    "ProducerConfig",
     "Topic",
     "TopicDeleted",
     "TopicExists",

@@ -174,6 +174,7 @@ class Committer:
             self._fail(one, error)
             return
         if verdict is Verdict.COMMITTED:
+            state.committed_at = self._clock.monotonic()
             self._cache.put(state)
             self._metrics.appended(one.unit.slice.body_length if one.unit.slice else 0)
             one.done = True

@@ -7,6 +7,7 @@ none, as long as no other writer appends to it.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ class PartitionCache:
     def __init__(self, partitions_max: int) -> None:
         self._partitions_max = partitions_max
         self._states: OrderedDict[tuple[str, int], PartitionState] = OrderedDict()
+        # Apart from the others and in the order of their commits, so that nobody has to walk over all.
+        self._unindexed: dict[tuple[str, int], PartitionState] = {}
 
     def __len__(self) -> int:
         return len(self._states)
@@ -52,27 +55,35 @@ class PartitionCache:
         return self._states.get((keys.topic, keys.partition))
 
     def put(self, state: PartitionState) -> None:
-        """Remember a state. One that is pushed out may leave its entry to the next writer or compactor."""
+        """Remember a state. One that is pushed out leaves its entry to the next writer or compactor."""
         name = (state.keys.topic, state.keys.partition)
         self._states[name] = state
         self._states.move_to_end(name)
+        self._unindexed.pop(name, None)
+        if not state.indexed and state.control is not None and state.control.pending is not None:
+            self._unindexed[name] = state
         if len(self._states) > self._partitions_max:
-            self._states.popitem(last=False)
+            oldest, _ = self._states.popitem(last=False)
+            self._unindexed.pop(oldest, None)
 
     def forget(self, keys: PartitionKeys) -> None:
         """Read it again before the next commit."""
         self._states.pop((keys.topic, keys.partition), None)
+        self._unindexed.pop((keys.topic, keys.partition), None)
 
     def unindexed(self, committed_before: float) -> list[PartitionState]:
-        """States with a pending append of this writer that has not been in the index since that time."""
-        return [
-            state
-            for state in self._states.values()
-            if not state.indexed
-            and state.control is not None
-            and state.control.pending is not None
-            and state.committed_at <= committed_before
-        ]
+        """States whose pending append was committed by that time and is not in the index, for all we know."""
+        waiting = itertools.takewhile(
+            lambda state: state.committed_at <= committed_before, self._unindexed.values()
+        )
+        return list(waiting)
+
+    def set_indexed(self, state: PartitionState) -> None:
+        """The entry of the pending append is in the index."""
+        state.indexed = True
+        name = (state.keys.topic, state.keys.partition)
+        if self._unindexed.get(name) is state:
+            del self._unindexed[name]
 
 
 async def load_state(coordinator: Coordinator, keys: PartitionKeys, metrics: WriterMetrics) -> PartitionState:

@@ -117,7 +117,7 @@ class LogWriter:
         self._metrics.coordination_requests["write"].inc()
         for state, result in zip(states, await self._coordinator.write(puts), strict=True):
             if result.error is None or isinstance(result.error, PreconditionFailed):
-                state.indexed = True
+                self._cache.set_indexed(state)
                 done += 1
         return done
 
