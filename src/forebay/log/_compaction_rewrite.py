@@ -1,0 +1,195 @@
+"""The data of a compaction: slices in, one object out, checked at both ends.
+
+Slices are fetched in order, a few at a time. The run is cut at the entry where its *decoded* size passes the
+target, so that compressed batches cannot blow it up. The slices, their joined columns and the encoded object
+are the peak: about three times the target.
+
+Every slice is held against the length, checksum and count of its entry; the encoded object is decoded before
+the PUT, and read back and compared after it. The sources are only let go after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from crc32c import crc32c
+
+from forebay.errors import ForebayError, OutcomeUnknown, Unavailable
+from forebay.formats import bytes_batch
+from forebay.formats.bytes_batch import BytesBatch
+from forebay.kit.clock import Clock
+from forebay.kit.ids import IdSource
+from forebay.kit.retry import RetryPolicy, retry
+from forebay.log._compaction_run import Run
+from forebay.log._errors import DataLost
+from forebay.log._fetch import ENTRY_OVERHEAD_BYTES, batch_bytes, decode_slice
+from forebay.log._keys import PartitionKeys
+from forebay.log._resolve import Located
+from forebay.log._uris import key_of
+from forebay.storage import ABSENT, ObjectStore
+
+__all__ = ["Folded", "Rewriter"]
+
+T = TypeVar("T")
+
+READ_BACK_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of one request when a new object is read back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A run as one body."""
+
+    body: bytes
+    entries: list[Located]
+    """What it was made of: the run, or the first part of it."""
+    bytes_read: int
+    checksum: int
+    """crc32c of the body."""
+
+    @property
+    def count(self) -> int:
+        """Records."""
+        return self.entries[-1].end_offset - self.entries[0].start_offset + 1
+
+
+@dataclass(slots=True)
+class _Source:
+    """What was read of a run."""
+
+    batches: list[tuple[BytesBatch, int]] = field(default_factory=list)
+    entries: list[Located] = field(default_factory=list)
+    bytes_read: int = 0
+    bytes_decoded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriter:
+    """Reads runs and writes compacted objects."""
+
+    store: ObjectStore
+    clock: Clock
+    ids: IdSource
+    randomness: random.Random
+    policy: RetryPolicy
+    on_stage: Callable[[str, float], None]
+
+    async def fold(
+        self, run: Run, *, target_bytes: int, fetches_max: int, codec: bytes_batch.Codec
+    ) -> Folded:
+        """The records of a run, or of its first part, as one batch. Raises `NotFound` or `DataLost`."""
+        began = self.clock.monotonic()
+        source = await self._read(run, target_bytes + target_bytes // 4, fetches_max)
+        self.on_stage("read", self.clock.monotonic() - began)
+        began = self.clock.monotonic()
+        body = bytes_batch.concat(source.batches, codec=codec)
+        # The columns are in the body now. Let them go before the upload makes copies of its own.
+        source.batches.clear()
+        folded = Folded(body, source.entries, source.bytes_read, crc32c(body))
+        _check_encoded(folded)
+        self.on_stage("encode", self.clock.monotonic() - began)
+        return folded
+
+    async def _read(self, run: Run, decoded_bytes_max: int, fetches_max: int) -> _Source:
+        """The batches of the run in order, a few requests ahead."""
+        source = _Source()
+        ahead: list[asyncio.Task[bytes | ForebayError]] = []
+        upcoming = iter(run.entries)
+        try:
+            for entry in run.entries:
+                while len(ahead) < fetches_max and (following := next(upcoming, None)):
+                    ahead.append(asyncio.create_task(self._fetch(following)))
+                piece = await ahead.pop(0)
+                if isinstance(piece, ForebayError):
+                    raise piece
+                batch = _checked(entry, piece)
+                source.batches.append((batch, entry.entry.created_at_ms))
+                source.entries.append(entry)
+                source.bytes_read += len(piece)
+                source.bytes_decoded += batch_bytes(batch) - ENTRY_OVERHEAD_BYTES
+                if source.bytes_decoded >= decoded_bytes_max:
+                    break
+        finally:
+            for task in ahead:
+                task.cancel()
+        return source
+
+    async def _fetch(self, wanted: Located) -> bytes | ForebayError:
+        """The slice, or why it cannot be had: a request that nobody waits for any more must not complain."""
+        entry = wanted.entry
+
+        async def get() -> bytes:
+            key = key_of(self.store, entry.data_key)
+            if entry.byte_offset is None or entry.byte_length is None:
+                return (await self.store.get(key)).data
+            return await self.store.get_range(key, entry.byte_offset, entry.byte_length)
+
+        try:
+            return await self._patiently(get)
+        except ForebayError as error:
+            return error
+
+    async def upload(self, keys: PartitionKeys, folded: Folded, *, read_back: bool) -> str:
+        """Write the object under a fresh name, see that it arrived whole, and return its key."""
+        began = self.clock.monotonic()
+
+        async def put() -> str:
+            # A new name for every attempt: an attempt whose reply was lost leaves an orphan, no puzzle.
+            key = keys.compacted_object(self.ids.token())
+            await self.store.put(key, folded.body, ABSENT)
+            return key
+
+        key = await retry(
+            put,
+            policy=self.policy,
+            clock=self.clock,
+            randomness=self.randomness,
+            retryable=lambda error: isinstance(error, Unavailable | OutcomeUnknown),
+        )
+        if read_back:
+            await self._read_back(key, folded)
+        self.on_stage("write", self.clock.monotonic() - began)
+        return key
+
+    async def _read_back(self, key: str, folded: Folded) -> None:
+        size, checksum = len(folded.body), 0
+        for position in range(0, size, READ_BACK_BYTES):
+            length = min(READ_BACK_BYTES, size - position)
+            piece = await self._patiently(
+                lambda position=position, length=length: self.store.get_range(  # type: ignore[misc]
+                    key, position, length
+                )
+            )
+            checksum = crc32c(piece, checksum)
+        if checksum != folded.checksum:
+            raise DataLost(
+                f"{key} was read back with other bytes than were written",
+                hint="nothing was let go; check the store before compacting again",
+            )
+
+    async def _patiently(self, operation: Callable[[], Awaitable[T]]) -> T:
+        return await retry(operation, policy=self.policy, clock=self.clock, randomness=self.randomness)
+
+
+def _checked(entry: Located, piece: bytes) -> BytesBatch:
+    batch = decode_slice(entry, piece)
+    if len(batch) != entry.entry.msg_count:
+        raise DataLost(
+            f"{entry.keys}: {entry.entry.data_key} holds {len(batch)} records, its entry says "
+            f"{entry.entry.msg_count}",
+            hint="`forebay log verify` lists what is affected",
+        )
+    return batch
+
+
+def _check_encoded(folded: Folded) -> None:
+    found = len(bytes_batch.decode(folded.body))
+    if found != folded.count:
+        raise ForebayError(
+            f"{folded.entries[0].keys}: {found} records were encoded for {folded.count} offsets",
+            hint="this is a defect of Forebay",
+        )
