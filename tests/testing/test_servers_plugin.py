@@ -77,6 +77,13 @@ def test_missing_server_fails_in_ci(suite: pytest.Pytester, monkeypatch: pytest.
     result.stdout.fnmatch_lines(["*CI=true, and Oxia is not in the cache*"])
 
 
+@pytest.mark.parametrize("module", ["forebay.testing", "forebay.testing.pytest_plugin"])
+def test_simulated_world_and_plugin_import_no_client_of_a_server(module: str) -> None:
+    script = f"import sys, {module}; print({{'obstore', 'grpc', 'boto3', 'pyarrow'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 def test_plugin_imports_nothing_of_ours() -> None:
     # What the package itself imports is its own affair; the plugin must not add to it.
     script = """

@@ -15,7 +15,6 @@ from forebay.errors import InvalidUrl
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
 from forebay.storage._api import ObjectStore
-from forebay.storage._bucket import open_bucket
 from forebay.storage._local import LocalStore
 from forebay.storage._memory import MemoryStore
 
@@ -52,6 +51,8 @@ def open_store(
     if scheme == "file":
         return LocalStore(_file_path(url), ids)
     if scheme in _BUCKETS:
+        from forebay.storage._bucket import open_bucket  # behind it lies obstore, which is dear to import
+
         return open_bucket(url, clock=clock, ids=ids, randomness=randomness)
     raise InvalidUrl(f"unknown store scheme {scheme!r}", hint=f"known are {_KNOWN}")
 
