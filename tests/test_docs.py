@@ -356,6 +356,10 @@ def test_table_of_limits_is_that_of_the_code() -> None:
     assert table == limits_table(), "docs/limits.md is behind the code: run python tests/test_docs.py"
 
 
+def test_every_limit_says_what_it_bounds() -> None:
+    assert [f"{module}.{name}" for module, name, _, about in limits() if not about] == []
+
+
 if __name__ == "__main__":
     head, _, tail = LIMITS_PAGE.read_text().partition(TABLE_BEGIN)
     LIMITS_PAGE.write_text(head + TABLE_BEGIN + limits_table() + TABLE_END + tail.partition(TABLE_END)[2])

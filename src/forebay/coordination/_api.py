@@ -55,6 +55,7 @@ When: TypeAlias = Condition | int
 """`ANY`, `ABSENT`, or the version that must be there."""
 
 KEY_BYTES_MAX = 1024
+"""Longest key, in bytes of UTF-8."""
 VALUE_BYTES_MAX = 1024 * 1024
 """Largest value. Keys are for metadata; data belongs into objects."""
 SCAN_RECORDS_MAX = 1000

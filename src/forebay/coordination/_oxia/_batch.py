@@ -27,6 +27,7 @@ __all__ = ["Batch", "Reply", "Unit"]
 ABSENT_VERSION = -1
 """The expectation that means: must not exist. Versions begin at 0."""
 VERSION_MAX = 2**63 - 1
+"""Highest version the protocol can name: a higher one is expected in vain and is never sent."""
 REQUEST_BYTES_MAX = 56 * 1024 * 1024
 """Largest request. From 64 MiB on a server refuses it and then every other write until it restarts."""
 JOIN_OPERATIONS_MAX = 1_000

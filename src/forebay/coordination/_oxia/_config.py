@@ -19,8 +19,11 @@ __all__ = ["OxiaConfig", "parse_url"]
 DEFAULT_PORT = 6648
 DEFAULT_NAMESPACE = "default"
 TIMEOUT_MS_MIN = 10
+"""Shortest `timeout_ms`: below it a healthy server would be taken for a silent one."""
 TIMEOUT_MS_MAX = 600_000
+"""Longest `timeout_ms`: ten minutes."""
 REQUESTS_IN_FLIGHT_MAX = 256
+"""Most `requests_in_flight`: more would only queue in the server."""
 _HINT = "write it as oxia://host:port/namespace?timeout_ms=10000"
 
 
