@@ -2,6 +2,9 @@
 
 from forebay.log._append import AppendGroup, AppendResult
 from forebay.log._batching import BatchingProducer, ProducerConfig
+from forebay.log._billing import CountingStore
+from forebay.log._compactor import CompactionResult, Compactor, CompactorConfig
+from forebay.log._compactor_service import CompactorService, CompactorServiceConfig
 from forebay.log._errors import (
     Contended,
     DataLost,
@@ -10,6 +13,7 @@ from forebay.log._errors import (
     OutOfSequence,
     UnknownTopic,
 )
+from forebay.log._explain import Explanation, explain
 from forebay.log._fencing import FenceState, Fencing
 from forebay.log._fetched import Fetched, FetchedBatch, ReaderConfig, ReadRequest
 from forebay.log._reader import LogReader
@@ -17,6 +21,8 @@ from forebay.log._resolve import PartitionOffsets
 from forebay.log._schema import RECORD_SCHEMA
 from forebay.log._tail_cache import MemoryTailCache, TailCache, TailCacheConfig
 from forebay.log._topics import Catalog, Topic, TopicDeleted, TopicExists, TopicSettings
+from forebay.log._vacuum import Vacuum, VacuumConfig, VacuumReport
+from forebay.log._verify import PartitionReport, VerifyReport, verify
 from forebay.log._writer import LogWriter
 from forebay.log._writer_config import WriterConfig
 
@@ -26,8 +32,15 @@ __all__ = [
     "AppendResult",
     "BatchingProducer",
     "Catalog",
+    "CompactionResult",
+    "Compactor",
+    "CompactorConfig",
+    "CompactorService",
+    "CompactorServiceConfig",
     "Contended",
+    "CountingStore",
     "DataLost",
+    "Explanation",
     "FenceState",
     "Fenced",
     "Fencing",
@@ -39,6 +52,7 @@ __all__ = [
     "OffsetOutOfRange",
     "OutOfSequence",
     "PartitionOffsets",
+    "PartitionReport",
     "ProducerConfig",
     "ReadRequest",
     "ReaderConfig",
@@ -49,5 +63,11 @@ __all__ = [
     "TopicExists",
     "TopicSettings",
     "UnknownTopic",
+    "Vacuum",
+    "VacuumConfig",
+    "VacuumReport",
+    "VerifyReport",
     "WriterConfig",
+    "explain",
+    "verify",
 ]

@@ -57,8 +57,8 @@ class CompactorConfig:
     """Most index entries of one run. At least 1."""
     entries_min: int = 2
     """Fewest index entries worth a rewrite. At least 1."""
-    min_age_ms: int = 60_000
-    """Milliseconds an append is left alone: the writers' append deadline. At least 0."""
+    min_age_ms: int = 120_000
+    """Milliseconds an append is left alone: longer than a writer looks for its own append. At least 0."""
     wait_for_full_ms: int = 600_000
     """Milliseconds a run below the target waits for more, by the age of its first entry. At least 0."""
     fetches_max: int = 16

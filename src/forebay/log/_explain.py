@@ -7,24 +7,30 @@ every request counted, so the answer is what was really asked, not what should b
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from forebay.coordination import Coordinator
 from forebay.errors import NotFound
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.kit.clock import Clock
-from forebay.log._compaction_run import entries_from
+from forebay.kit.retry import retry
 from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownTopic
 from forebay.log._fetch import decode_slice
 from forebay.log._keys import PartitionKeys
-from forebay.log._meta import PartitionMeta, read_meta
+from forebay.log._meta import PartitionMeta, located, read_meta
 from forebay.log._references import READ_POLICY
 from forebay.log._resolve import Located
 from forebay.log._uris import key_of
 from forebay.storage import ObjectStore
 
 __all__ = ["Explanation", "explain"]
+
+T = TypeVar("T")
+
+LOOKUP_ENTRIES: Final = 64
+"""Index entries one lookup asks for, as a reader does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ class Explanation:
     stepped_over: int
     """Stale index entries between the offset and the entry that covers it."""
     requests: dict[str, int]
-    """Requests that reading it cold costs: index lookups and object ranges."""
+    """Requests that finding and reading it took, by what was asked: control, index, object."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -84,88 +90,126 @@ async def explain(
     randomness: random.Random,
 ) -> Explanation:
     """Find one record. Raises `UnknownTopic`, `OffsetOutOfRange` or `DataLost`."""
-    keys = PartitionKeys(topic, partition)
-    meta = await read_meta(coordinator, keys)
-    if meta.control is None:
-        raise UnknownTopic(
-            str(keys), hint="nothing was ever written to it; forebay topics list shows what there is"
+    search = _Search(store, coordinator, PartitionKeys(topic, partition), clock, randomness)
+    return await search.explain(offset)
+
+
+class _Search:
+    """One search, with its requests counted."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        coordinator: Coordinator,
+        keys: PartitionKeys,
+        clock: Clock,
+        randomness: random.Random,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._keys = keys
+        self._clock = clock
+        self._random = randomness
+        self._requests = {"control": 0, "index": 0, "object": 0}
+        self._stepped_over = 0
+
+    async def explain(self, offset: int) -> Explanation:
+        keys = self._keys
+        meta = await self._ask("control", lambda: read_meta(self._coordinator, keys))
+        if meta.control is None:
+            raise UnknownTopic(str(keys), hint="nothing was written to it yet; see: forebay topics list")
+        if not meta.earliest <= offset < meta.next:
+            raise OffsetOutOfRange(str(keys), offset, earliest=meta.earliest, next_offset=meta.next)
+        found = _pending(meta, offset)
+        source = "pending" if found is not None else ""
+        if found is None:
+            found = await self._find(meta, offset)
+        batch, size = await self._fetch(found)
+        entry, place = found.entry, offset - found.start_offset
+        return Explanation(
+            topic=keys.topic,
+            partition=keys.partition,
+            offset=offset,
+            source=source or entry.type,
+            index_key=None if source else keys.index(found.end_offset),
+            object=entry.data_key,
+            byte_offset=entry.byte_offset or 0,
+            byte_length=size,
+            batch_start=found.start_offset,
+            batch_end=found.end_offset,
+            batch_records=len(batch),
+            place=place,
+            encoding=entry.encoding,
+            crc32c=entry.crc32c,
+            writer=entry.writer,
+            append_id=entry.append_id,
+            committed_at_ms=entry.created_at_ms,
+            timestamp_ms=None if batch.timestamps_ms is None else int(batch.timestamps_ms[place]),
+            key_bytes=None if batch.keys is None else _length(batch.keys[place].as_py()),
+            value_bytes=len(batch.values[place].as_py()),
+            earliest=meta.earliest,
+            next=meta.next,
+            cursor=meta.cursor,
+            stepped_over=self._stepped_over,
+            requests=dict(self._requests),
         )
-    if not meta.earliest <= offset < meta.next:
-        raise OffsetOutOfRange(str(keys), offset, earliest=meta.earliest, next_offset=meta.next)
-    found, stepped_over, lookups = await _find(coordinator, keys, meta, offset, clock, randomness)
-    batch, size = await _fetch(store, found)
-    entry, place = found.entry, offset - found.start_offset
-    pending = meta.control.pending is not None and offset >= meta.control.pending.start_offset
-    key_array = batch.keys
-    return Explanation(
-        topic=topic,
-        partition=partition,
-        offset=offset,
-        source="pending" if pending else entry.type,
-        index_key=None if pending else keys.index(found.end_offset),
-        object=entry.data_key,
-        byte_offset=entry.byte_offset or 0,
-        byte_length=size,
-        batch_start=found.start_offset,
-        batch_end=found.end_offset,
-        batch_records=len(batch),
-        place=place,
-        encoding=entry.encoding,
-        crc32c=entry.crc32c,
-        writer=entry.writer,
-        append_id=entry.append_id,
-        committed_at_ms=entry.created_at_ms,
-        timestamp_ms=None if batch.timestamps_ms is None else int(batch.timestamps_ms[place]),
-        key_bytes=_length(None if key_array is None else key_array[place].as_py()),
-        value_bytes=len(batch.values[place].as_py()),
-        earliest=meta.earliest,
-        next=meta.next,
-        cursor=meta.cursor,
-        stepped_over=stepped_over,
-        requests={"control": 1, "index": lookups, "object": 1},
-    )
+
+    async def _find(self, meta: PartitionMeta, offset: int) -> Located:
+        keys = self._keys
+        start, (_, end) = keys.index(offset), keys.index_range()
+        while True:
+            first = start
+            records = await self._ask(
+                "index",
+                lambda first=first: self._coordinator.range_scan(  # type: ignore[misc]
+                    first, end, limit=LOOKUP_ENTRIES, partition_key=keys.partition_key
+                ),
+            )
+            for record in records:
+                entry = located(keys, record)
+                stale = entry.entry.type == "WAL" and entry.end_offset < meta.cursor
+                if not stale and entry.start_offset <= offset:
+                    return entry
+                self._stepped_over += 1
+            if len(records) < LOOKUP_ENTRIES:
+                break
+            start = records[-1].key + "\0"
+        raise DataLost(
+            f"{keys}: nothing covers offset {offset}",
+            hint=f"`forebay log verify --topic {keys.topic}` shows what is missing",
+        )
+
+    async def _fetch(self, found: Located) -> tuple[BytesBatch, int]:
+        entry = found.entry
+        key = key_of(self._store, entry.data_key)
+
+        async def get() -> bytes:
+            if entry.byte_offset is None or entry.byte_length is None:
+                return (await self._store.get(key)).data
+            return await self._store.get_range(key, entry.byte_offset, entry.byte_length)
+
+        try:
+            data = await self._ask("object", get)
+        except NotFound as error:
+            raise DataLost(
+                f"{found.keys}: {entry.data_key} is missing", hint="restore the object from a copy"
+            ) from error
+        return decode_slice(found, data), len(data)
+
+    async def _ask(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
+        async def counted() -> T:
+            self._requests[what] += 1
+            return await request()
+
+        return await retry(counted, policy=READ_POLICY, clock=self._clock, randomness=self._random)
 
 
-async def _find(
-    coordinator: Coordinator,
-    keys: PartitionKeys,
-    meta: PartitionMeta,
-    offset: int,
-    clock: Clock,
-    randomness: random.Random,
-) -> tuple[Located, int, int]:
-    """The entry that covers the offset, entries stepped over on the way, index lookups."""
+def _pending(meta: PartitionMeta, offset: int) -> Located | None:
     assert meta.control is not None
     pending = meta.control.pending
-    if pending is not None and offset >= pending.start_offset:
-        return Located(keys, pending.start_offset, pending.end_offset, pending.index_entry()), 0, 0
-    stepped_over = 0
-    async for entry in entries_from(
-        coordinator, keys, offset, clock=clock, randomness=randomness, policy=READ_POLICY
-    ):
-        stale = entry.entry.type == "WAL" and entry.end_offset < meta.cursor
-        if not stale and entry.start_offset <= offset:
-            return entry, stepped_over, 1
-        stepped_over += 1
-    raise DataLost(
-        f"{keys}: nothing covers offset {offset}",
-        hint=f"`forebay log verify --topic {keys.topic}` shows what is missing",
-    )
-
-
-async def _fetch(store: ObjectStore, found: Located) -> tuple[BytesBatch, int]:
-    entry = found.entry
-    key = key_of(store, entry.data_key)
-    try:
-        if entry.byte_offset is None or entry.byte_length is None:
-            data = (await store.get(key)).data
-        else:
-            data = await store.get_range(key, entry.byte_offset, entry.byte_length)
-    except NotFound as error:
-        raise DataLost(
-            f"{found.keys}: {entry.data_key} is missing", hint="restore the object from a copy"
-        ) from error
-    return decode_slice(found, data), len(data)
+    if pending is None or offset < pending.start_offset:
+        return None
+    return Located(meta.keys, pending.start_offset, pending.end_offset, pending.index_entry())
 
 
 def _length(value: bytes | None) -> int | None:
