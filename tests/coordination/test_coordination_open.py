@@ -75,6 +75,12 @@ async def test_directory_holds_its_database(tmp_path: Path, form: str) -> None:
         assert await again.get("d/a") is not None
 
 
+async def test_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with open_coordinator("~/data"):
+        assert (tmp_path / "data" / ".forebay" / "coordination.db").is_file()
+
+
 def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("mine")
@@ -96,12 +102,21 @@ def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
         "sqlite:///some/dir/",
         "sqlite:///some/file.db?mode=ro",
         "SQLITE:///x.db",
+        "sqlite:///a%00b",
+        "oxia:host:6648",
+        "oxia:/host:6648",
+        "sqlite:x.db",
+        "memory:name",
     ],
 )
-def test_urls_that_cannot_be_understood_are_refused_in_one_line(url: str) -> None:
+def test_urls_that_cannot_be_understood_are_refused_in_one_line(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidUrl) as caught:
         open_coordinator(url)
     assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_scheme_names_the_known_ones() -> None:

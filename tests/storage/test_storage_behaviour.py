@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.storage.tenants import Site, behaviour
@@ -272,6 +273,19 @@ async def test_bad_keys_are_refused_everywhere(site: Site, store: ObjectStore) -
     for prefix in ("/", "a//", "../", ".forebay/"):
         with pytest.raises(InvalidKey):
             await keys_of(store, prefix)
+
+
+@behaviour
+async def test_wrong_types_are_refused_before_anything_is_written(site: Site, store: ObjectStore) -> None:
+    wrong: list[Any] = [None, 5, b"key"]
+    for key in wrong:
+        for call in (store.put(key, b""), store.get(key), store.head(key), store.delete([key])):
+            with pytest.raises(UsageError, match="a key is text"):
+                await call
+    for data in (None, 5, "text"):
+        with pytest.raises(UsageError, match="an object is bytes"):
+            await store.put("key", data)  # type: ignore[arg-type]
+    assert await keys_of(store) == []
 
 
 @behaviour

@@ -339,3 +339,10 @@ async def test_a_read_that_is_not_cached_goes_to_a_thread(
     monkeypatch.setattr(os, "preadv", refuse)
     assert (await store.get("k")).data == b"0123456789"
     assert await store.get_ranges("k", [(8, 2), (0, 1)]) == [b"89", b"0"]
+
+
+async def test_store_copied_without_its_empty_directories_takes_writes(store: LocalStore, root: Path) -> None:
+    await store.put("a", b"1")
+    (root / ".forebay" / "temps").rmdir()
+    await store.put("a", b"2")
+    assert (await store.get("a")).data == b"2"

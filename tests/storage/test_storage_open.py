@@ -35,6 +35,13 @@ async def test_path_objects_and_relative_paths_open_a_directory(
             assert store.url == str(tmp_path / "data")
 
 
+async def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for url in ("~/data", Path("~/data")):
+        async with open_store(url) as store:
+            assert store.url == str(tmp_path / "data")
+
+
 async def test_memory_opens_memory() -> None:
     assert isinstance(open_store("memory://"), MemoryStore)
     assert open_store("memory://name").url == "memory://name"
@@ -64,6 +71,11 @@ async def test_memory_opens_memory() -> None:
         ("s3://bucket/a/../b", "cannot be used"),
         ("s3://bucket/" + "x" * 121, "longer than"),
         ("gs://bucket/x?region=a", "unknown option 'region'"),
+        ("s3:/bucket/x", "neither a URL nor a plain path"),
+        ("memory:name", "neither a URL nor a plain path"),
+        ("file:x", "neither a URL nor a plain path"),
+        ("a\0b", "is no path"),
+        ("file:///a%00b", "is no path"),
     ],
 )
 def test_a_url_that_opens_nothing_says_why(url: str, words: str) -> None:

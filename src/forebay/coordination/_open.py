@@ -42,7 +42,9 @@ def open_coordinator(url: str | os.PathLike[str]) -> Coordinator:
         raise InvalidUrl(f"{url!r} is no coordinator", hint=f"use one of {_KNOWN}")
     scheme, separator, rest = text.partition("://")
     if not separator or isinstance(url, os.PathLike):
-        return _open_directory(Path(text))
+        if isinstance(url, str):
+            _refuse_half_a_scheme(url)
+        return _open_directory(Path(os.path.expanduser(text)))  # noqa: PTH111 - the same path as that of a store
     if scheme == "memory":
         return _open_memory(rest, text)
     if scheme == "sqlite":
@@ -50,6 +52,16 @@ def open_coordinator(url: str | os.PathLike[str]) -> Coordinator:
     if scheme == "oxia":
         return _open_oxia(text)
     raise InvalidUrl(f"unknown coordinator scheme {scheme[:50]!r}", hint=f"use one of {_KNOWN}")
+
+
+def _refuse_half_a_scheme(path: str) -> None:
+    """`oxia:host:6648` would quietly be an embedded database that no other machine sees."""
+    scheme = path.partition(":")[0]
+    if ":" in path and scheme in ("memory", "sqlite", "oxia"):
+        raise InvalidUrl(
+            f"{path[:200]!r} is neither a URL nor a plain path",
+            hint=f"use one of {_KNOWN}; for a directory of that name write ./{scheme}:",
+        )
 
 
 def _open_memory(name: str, url: str) -> Coordinator:
@@ -66,7 +78,7 @@ def _open_sqlite(rest: str, url: str) -> Coordinator:
     path = urllib.parse.unquote(rest)
     if "?" in rest or "#" in rest:
         raise InvalidUrl(f"{url!r}: a sqlite URL takes no options", hint="write %3F and %23 for ? and #")
-    if not path.startswith("/") or path.endswith("/"):
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise InvalidUrl(
             f"{url!r} names no file",
             hint="three slashes: sqlite:///absolute/file.db or sqlite:///./relative.db",
@@ -77,7 +89,7 @@ def _open_sqlite(rest: str, url: str) -> Coordinator:
 
 
 def _open_directory(directory: Path) -> Coordinator:
-    directory = directory.expanduser().absolute()
+    directory = directory.absolute()
     path = directory / DATABASE_IN_DIRECTORY
     make_durable_directory(path.parent)
     return SqliteCoordinator(path, url=str(directory))

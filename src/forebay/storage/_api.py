@@ -37,6 +37,7 @@ __all__ = [
     "Range",
     "StoredObject",
     "When",
+    "copy_of",
     "parents_of",
     "validate_key",
     "validate_page_keys",
@@ -186,6 +187,8 @@ class ObjectStore(abc.ABC):
 
 def validate_key(key: str) -> str:
     """Return `key`, or raise `InvalidKey` naming what is wrong with it."""
+    if not isinstance(key, str):
+        raise UsageError(f"a key is text, not {type(key).__name__}", hint="pass a str")
     _check_parts(key, key.split("/"))
     if len(key) > KEY_BYTES_MAX or len(key.encode("utf-8", "surrogatepass")) > KEY_BYTES_MAX:
         raise InvalidKey(key, f"longer than {KEY_BYTES_MAX} bytes")
@@ -206,6 +209,13 @@ def validate_when(when: When) -> None:
         raise UsageError(
             f"{when!r} is no condition", hint="give ANY, ABSENT or the version that must be there"
         )
+
+
+def copy_of(data: Buffer) -> bytes:
+    """The bytes of `data`. Raises `UsageError` where it has none: `bytes(5)` would be five zeros."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise UsageError(f"an object is bytes, not {type(data).__name__}", hint="encode it first")
+    return bytes(data)
 
 
 def validate_page_keys(page_keys: int) -> None:

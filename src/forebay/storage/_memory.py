@@ -28,6 +28,7 @@ from forebay.storage._api import (
     Range,
     StoredObject,
     When,
+    copy_of,
     parents_of,
     validate_key,
     validate_page_keys,
@@ -112,7 +113,7 @@ class MemoryStore(ObjectStore):
             raise PreconditionFailed(key, expected=when, actual=found)
         if entry is None:
             self._objects.refuse_conflict(key)
-        return self._objects.set(key, bytes(data), self._clock.now_ms())
+        return self._objects.set(key, copy_of(data), self._clock.now_ms())
 
     async def get(self, key: str) -> StoredObject:
         """The whole object."""

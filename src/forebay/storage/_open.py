@@ -44,6 +44,7 @@ def open_store(
         raise InvalidUrl("an empty store URL", hint=f"known are {_KNOWN}")
     match = _SCHEME.match(url)
     if match is None:
+        _refuse_half_a_scheme(url)
         return LocalStore(url, ids)
     scheme = match[1].lower()
     if scheme == "memory":
@@ -55,6 +56,16 @@ def open_store(
 
         return open_bucket(url, clock=clock, ids=ids, randomness=randomness)
     raise InvalidUrl(f"unknown store scheme {scheme!r}", hint=f"known are {_KNOWN}")
+
+
+def _refuse_half_a_scheme(path: str) -> None:
+    """`s3:/bucket` would quietly be a new directory on this disk."""
+    scheme = path.partition(":")[0].lower()
+    if ":" in path and scheme in ("memory", "file", *_BUCKETS):
+        raise InvalidUrl(
+            f"{path[:200]!r} is neither a URL nor a plain path",
+            hint=f"write {scheme}:// for the URL, or ./{scheme}: for a directory of that name",
+        )
 
 
 def _open_memory(url: str, clock: Clock | None, ids: IdSource | None) -> ObjectStore:

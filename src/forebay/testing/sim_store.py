@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from forebay.errors import Closed
 from forebay.kit.conditions import ANY
 from forebay.storage import DeleteResult, MemoryStore, ObjectInfo, ObjectStore, StoredObject
-from forebay.storage._api import LIST_PAGE_KEYS, Buffer, Range, When
+from forebay.storage._api import LIST_PAGE_KEYS, Buffer, Range, When, copy_of
 from forebay.testing.sim_link import Link
 from forebay.testing.sim_loop import SimulationError
 
@@ -50,7 +50,7 @@ class SimStore(ObjectStore):
     async def put(self, key: str, data: Buffer, when: When = ANY) -> str:
         """Store `data`. May raise `OutcomeUnknown` whether it was done or not."""
         self._check_open()
-        body = bytes(data)
+        body = copy_of(data)
         return await self.link.call(
             "put", key, lambda: at_once(self._bucket.put(key, body, when)), write=True, sent=len(body)
         )

@@ -28,6 +28,7 @@ from forebay.storage._api import (
     Range,
     StoredObject,
     When,
+    copy_of,
     validate_key,
     validate_page_keys,
     validate_prefix,
@@ -91,7 +92,7 @@ class BucketStore(ObjectStore):
         """One PUT, settled by reading back where its reply was lost. Large and unconditional: in parts."""
         self._check(key)
         validate_when(when)
-        version = await self._writer.put(key, bytes(data), when)
+        version = await self._writer.put(key, copy_of(data), when)
         self._bucket_is_there = True
         return version
 

@@ -44,6 +44,8 @@ class Stripes:
 
     def temp_path(self, stripe: int, version: str) -> Path:
         """Where the holder of `stripe` writes the file that will become `version`."""
+        # Tools that copy a store may leave out a directory that is empty.
+        self._temps.mkdir(exist_ok=True)
         return self._temps / f"{stripe:02d}-{version}"
 
     def sweep(self, *, wait: bool) -> int:

@@ -28,6 +28,7 @@ from forebay.storage._api import (
     Range,
     StoredObject,
     When,
+    copy_of,
     validate_key,
     validate_page_keys,
     validate_prefix,
@@ -57,7 +58,10 @@ class LocalStore(ObjectStore):
     """
 
     def __init__(self, root: str | os.PathLike[str], ids: IdSource | None = None) -> None:
-        path = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow a link that may change later
+        if "\0" in os.fspath(root):
+            raise InvalidUrl(f"{os.fspath(root)!r} is no path", hint="name a directory, new or existing")
+        # Not resolve(): it would follow a link that may change later.
+        path = Path(os.path.abspath(os.path.expanduser(root)))  # noqa: PTH100, PTH111
         with reported(f"opening {str(path)!r}"):
             if path.exists() and not path.is_dir():
                 raise InvalidUrl(
@@ -77,7 +81,7 @@ class LocalStore(ObjectStore):
         """Write, sync and rename in a thread, under the lock of the key."""
         validate_key(key)
         validate_when(when)
-        return await self._run(self._writers, self._files.put, key, bytes(data), when)
+        return await self._run(self._writers, self._files.put, key, copy_of(data), when)
 
     async def get(self, key: str) -> StoredObject:
         """Data and version of one inode."""
@@ -93,7 +97,8 @@ class LocalStore(ObjectStore):
 
     async def head(self, key: str) -> ObjectInfo:
         """Size, version and time of one inode."""
-        self._check(key)
+        validate_key(key)
+        self._check()
         with self._files.opened(key) as found:
             return found.info()
 
@@ -133,7 +138,8 @@ class LocalStore(ObjectStore):
         return self._files.sweep(wait=True)
 
     async def _read(self, key: str, function: Callable[[LocalFiles, str, bool], T]) -> T:
-        self._check(key)
+        validate_key(key)
+        self._check()
         try:
             return function(self._files, key, True)
         except WouldWait:
@@ -152,7 +158,5 @@ class LocalStore(ObjectStore):
         self._check()
         return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
-    def _check(self, key: str | None = None) -> None:
-        if key is not None:
-            validate_key(key)
+    def _check(self) -> None:
         self._handle.check()
