@@ -27,7 +27,7 @@ from forebay.testing import Actor, Faults, World, check, run_seeds, seeds
 from forebay.testing.checkers import CHECKERS, check_producer_order
 from forebay.testing.history import Call
 
-SEEDS = range(max(1, len(seeds(30))))
+SEEDS = range(max(1, len(seeds(15))))
 TOPIC = "t"
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "AppendGroup",
     "AppendResult",
     "Unit",
+    "failed",
     "validate_group",
 ]
 
@@ -147,12 +148,8 @@ class Unit:
 
     def fail(self, error: ForebayError) -> None:
         """Answer every group with the same error."""
-        for number in range(len(self.groups)):
-            self.fail_group(number, error)
-
-    def fail_group(self, number: int, error: ForebayError) -> None:
-        """Answer one group with an error."""
-        self.answers[self.places[number]] = failed(self.groups[number], error)
+        for group, place in zip(self.groups, self.places, strict=True):
+            self.answers[place] = failed(group, error)
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Go on with some of the groups, the others being answered. What was uploaded is not fit any more."""

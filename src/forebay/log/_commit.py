@@ -41,7 +41,7 @@ from forebay.kit.conditions import ABSENT
 from forebay.log._append import Unit
 from forebay.log._errors import Contended
 from forebay.log._partition_cache import PartitionCache, PartitionState, load_state
-from forebay.log._producers import admit, remember
+from forebay.log._producers import admit, judge, remember
 from forebay.log._records import Control, Cursor, Pending, encode_record
 from forebay.log._settle import Doubt, Verdict, settle
 from forebay.log._topics import Catalog, Topic
@@ -64,6 +64,8 @@ class _Try:
     unit: Unit
     state: PartitionState | None = None
     """What the next attempt builds on; None: to be read."""
+    read: bool = False
+    """Whether `state` was read for this very append, and not remembered from an earlier one."""
     doubt: Doubt | None = None
     """A write whose outcome is not known yet."""
     failure: ForebayError | None = None
@@ -135,6 +137,7 @@ class Committer:
             self._give_up(one)
 
     async def _attempt(self, tries: Sequence[_Try]) -> None:
+        self._distrust(tries)
         await self._learn([one for one in tries if one.state is None])
         proposals = self._propose(await self._uploaded(self._admitted(tries)))
         if not proposals:
@@ -149,6 +152,18 @@ class Committer:
             await self._confirm(created)
 
     # -- learning where the partitions stand
+
+    def _distrust(self, tries: Sequence[_Try]) -> None:
+        """Forget remembered states by which a group would be answered without a commit.
+
+        A commit proves that what it builds on is the present. A refusal or a recognised repetition proves
+        nothing: it needs a state that was read after the call began.
+        """
+        for one in tries:
+            if one.state is not None and not one.read:
+                control = one.state.control
+                if control is None or judge(one.unit, control):
+                    one.state = None
 
     async def _learn(self, tries: Sequence[_Try]) -> None:
         """Read the control records of partitions that are not known, settle doubts, find new topics."""
@@ -183,7 +198,7 @@ class Committer:
         else:
             if verdict is Verdict.NOT_COMMITTED:
                 one.doubt = None
-            one.state = state
+            one.state, one.read = state, True
 
     async def _find_topic(self, topic: str, tries: Sequence[_Try]) -> None:
         try:
@@ -217,7 +232,7 @@ class Committer:
         for one in tries:
             if one.done or one.state is None:
                 continue
-            admit(one.unit, one.state.control or _first_control(one.state))
+            admit(one.unit, judge(one.unit, one.state.control or _first_control(one.state)))
             if one.unit.groups:
                 ready.append(one)
             else:

@@ -18,74 +18,58 @@ so many others wrote is forgotten and is refused when it goes on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from forebay.errors import ForebayError
-from forebay.log._append import AppendGroup, AppendResult, Unit
+from forebay.log._append import AppendGroup, AppendResult, Unit, failed
 from forebay.log._errors import Fenced, OutOfSequence
 from forebay.log._records import PRODUCER_APPENDS_KEPT, PRODUCERS_MAX, Control, ProducerAppend
 
-__all__ = ["admit", "remember"]
+__all__ = ["admit", "judge", "remember"]
 
 
-def admit(unit: Unit, control: Control) -> bool:
-    """Answer the groups that may not be appended. True: the rest, if any, is what was uploaded."""
+def judge(unit: Unit, control: Control) -> list[AppendResult | None]:
+    """An answer for each group that may not be appended, None for each that may. Empty: all may."""
     if unit.epoch is not None and unit.epoch < control.epoch:
-        unit.fail(_fenced(unit, control))
-        unit.keep([])
-        return True
+        return [failed(group, _fenced(unit, control)) for group in unit.groups]
     if control.log_state == "OPEN" and all(group.producer_id is None for group in unit.groups):
-        return True
-    accepted = _Admission(unit, control).run()
-    if len(accepted) == len(unit.groups):
-        return True
-    unit.keep(accepted)
-    return not accepted
+        return []
+    last: dict[str, int] = {}
+    answers = [_judge_group(group, unit, control, last) for group in unit.groups]
+    return answers if any(answers) else []
 
 
-@dataclass(slots=True)
-class _Admission:
-    unit: Unit
-    control: Control
+def admit(unit: Unit, answers: Sequence[AppendResult | None]) -> None:
+    """Give these answers and go on with the groups that have none."""
+    if answers:
+        for place, answer in zip(unit.places, answers, strict=True):
+            unit.answers[place] = answer
+        unit.keep([number for number, answer in enumerate(answers) if answer is None])
 
-    def run(self) -> list[int]:
-        """Answer what is refused or known; the numbers of the groups to be appended."""
-        accepted: list[int] = []
-        last: dict[str, int] = {}
-        for number, group in enumerate(self.unit.groups):
-            known = self._known(group)
-            if known is not None and known.end_offset - known.start_offset + 1 == len(group.batch):
-                self.unit.answers[self.unit.places[number]] = _repeated(group, known)
-                continue
-            error = self._refusal(group, last)
-            if error is not None:
-                self.unit.fail_group(number, error)
-                continue
-            accepted.append(number)
-            if group.producer_id is not None and group.sequence is not None:
-                last[group.producer_id] = group.sequence
-        return accepted
 
-    def _known(self, group: AppendGroup) -> ProducerAppend | None:
-        for append in self.control.producers.get(group.producer_id or "", ()):
-            if append.sequence == group.sequence:
-                return append
+def _judge_group(
+    group: AppendGroup, unit: Unit, control: Control, last: dict[str, int]
+) -> AppendResult | None:
+    """`last` holds the sequences of those before it in the unit that may be appended."""
+    for known in control.producers.get(group.producer_id or "", ()):
+        if known.sequence == group.sequence and _count(known) == len(group.batch):
+            return _repeated(group, known)
+    if control.log_state != "OPEN":
+        return failed(group, _fenced(unit, control))
+    if group.producer_id is None or group.sequence is None:
         return None
+    before = last.get(group.producer_id)
+    if before is None:
+        appends = control.producers.get(group.producer_id)
+        before = appends[-1].sequence if appends else -1
+    if group.sequence != before + 1:
+        expected = before + 1
+        error = OutOfSequence(str(unit.keys), group.producer_id, expected=expected, got=group.sequence)
+        return failed(group, error)
+    last[group.producer_id] = group.sequence
+    return None
 
-    def _refusal(self, group: AppendGroup, last: dict[str, int]) -> ForebayError | None:
-        if self.control.log_state != "OPEN":
-            return _fenced(self.unit, self.control)
-        if group.producer_id is None or group.sequence is None:
-            return None
-        expected = last.get(group.producer_id)
-        if expected is None:
-            appends = self.control.producers.get(group.producer_id)
-            expected = appends[-1].sequence if appends else -1
-        if group.sequence == expected + 1:
-            return None
-        return OutOfSequence(
-            str(self.unit.keys), group.producer_id, expected=expected + 1, got=group.sequence
-        )
+
+def _count(append: ProducerAppend) -> int:
+    return append.end_offset - append.start_offset + 1
 
 
 def remember(
