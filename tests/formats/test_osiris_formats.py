@@ -121,7 +121,8 @@ def test_real_bloom_filters_are_built_alike_and_matched() -> None:
             expected = osiris_bloom.build([value], 16)
             asked = osiris_bloom.Matcher([value])
             kind, bloom = number % 5, bytes(chunk.bloom)
-            assert asked.matches(bloom) == (kind != 0)
+            if count > 1:  # A single record of two values has only one of them.
+                assert asked.matches(bloom) == (kind != 0)
             assert not unasked.matches(bloom)
             if kind in (1, 4):
                 assert bloom == expected
