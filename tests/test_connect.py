@@ -191,6 +191,16 @@ def test_a_failed_send_is_told_by_its_receipt_and_no_other(bay: Bay) -> None:
             bad.result(10)
 
 
+def test_a_failure_that_nobody_asked_for_is_raised_at_the_end_of_the_block(bay: Bay) -> None:
+    bay.topics.create("orders", partitions=1)
+    with pytest.raises(UnknownTopic) as caught, bay.producer(FAST) as out:
+        out.send("orders", [b"x"], partition=7)
+        out.send("orders", [b"x"], partition=8)
+        out.send("orders", [b"x"], partition=0)
+    assert "2 sends failed" in caught.value.__notes__[0]
+    assert bay.read("orders").read_all().num_rows == 1
+
+
 def test_a_receipt_that_is_asked_too_early_says_that_it_goes_on(bay: Bay) -> None:
     with bay.producer(ProducerConfig(batch_max_delay_ms=60_000)) as out:
         receipt = out.send("orders", [b"x"], partition=0)

@@ -4,11 +4,15 @@
 partition is known; otherwise into an inbox, in order, from which one task moves it on. So the records of one
 caller keep their order per partition, whichever way they took. Everything that is not durable yet is bounded
 in bytes; above the bound `send` raises `Backpressure`, and `room` waits for it to end.
+
+A failed send is told by its receipt. Where nobody asks the receipt, `flush` or `close` raises it, once: a
+failure is neither told twice nor lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -25,6 +29,8 @@ __all__ = ["Delivery", "PartlyDelivered", "Producer", "Receipt"]
 
 PARTITION_COUNTS_TTL_S = 30.0
 """Seconds for which the number of a topic's partitions is remembered."""
+UNSEEN_FAILURES_MAX = 1_000
+"""Failures remembered for `flush` and `close`, of receipts that nobody asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +98,12 @@ def settled(topic: str, parts: Sequence[AppendResult]) -> Delivery | ForebayErro
 class Receipt:
     """Becomes a `Delivery` once the records are durable. Await it, or `result(timeout)`."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Callable[[Receipt], None]) -> None:
         self._future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        self._seen = seen
 
     def __await__(self) -> Generator[object, None, Delivery]:
-        return asyncio.shield(self._future).__await__()
+        return self.result().__await__()
 
     async def result(self, timeout: float | None = None) -> Delivery:
         """The delivery; raises what went wrong, or `OutcomeUnknown` where the time is up."""
@@ -104,6 +111,9 @@ class Receipt:
             return await asyncio.wait_for(asyncio.shield(self._future), timeout)
         except TimeoutError:
             raise not_yet(timeout) from None
+        except ForebayError:
+            self._seen(self)
+            raise
 
     def done(self) -> bool:
         """Whether the outcome is known."""
@@ -117,7 +127,7 @@ class Receipt:
             self._future.set_result(outcome)
         else:
             self._future.set_exception(outcome)
-            self._future.exception()  # Nobody is obliged to look: the producer's close raises too.
+            self._future.exception()  # Nobody is obliged to look: the producer's close raises it then.
 
 
 def not_yet(timeout: float | None) -> OutcomeUnknown:
@@ -136,6 +146,8 @@ class Outgoing:
     batch: BytesBatch
     size_bytes: int
     tell: Callable[[Delivery | ForebayError], None]
+    receipt: object
+    """Whoever is told: a failure that it was asked for is not raised again."""
 
 
 class Producer:
@@ -162,6 +174,8 @@ class Producer:
         self._counts: dict[str, tuple[int, float]] = {}
         """Partitions of a topic, and until when that is believed."""
         self._turn = 0
+        self._unseen: dict[object, ForebayError] = {}
+        """Failures that nobody has asked for, by receipt."""
         self._closed = False
 
     async def start(self) -> None:
@@ -189,12 +203,12 @@ class Producer:
         """
         batch = BytesBatch.of(records, keys=keys, timestamps_ms=timestamps_ms, headers=headers)
         size_bytes = size_of(batch)
-        if self._pending_bytes and self._pending_bytes + size_bytes > self.pending_bytes_max:
+        if self._pending_bytes >= self.pending_bytes_max:
             raise Backpressure(
                 f"{self._pending_bytes:,} bytes are not durable yet", hint="await producer.room() first"
             )
-        receipt = Receipt()
-        self.offer(Outgoing(topic, partition, batch, size_bytes, receipt.settle))
+        receipt = Receipt(self.saw)
+        self.offer(Outgoing(topic, partition, batch, size_bytes, receipt.settle, receipt))
         return receipt
 
     async def room(self) -> None:
@@ -272,23 +286,41 @@ class Producer:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        if isinstance(outcome, ForebayError) and len(self._unseen) < UNSEEN_FAILURES_MAX:
+            self._unseen[item.receipt] = outcome
         item.tell(outcome)
 
+    def saw(self, receipt: object) -> None:
+        """Somebody was told of the failure of this receipt."""
+        self._unseen.pop(receipt, None)
+
+    def _raise_unseen(self) -> None:
+        unseen, self._unseen = self._unseen, {}
+        if unseen:
+            error = next(iter(unseen.values()))
+            if len(unseen) > 1:
+                error.add_note(f"{len(unseen)} sends failed whose receipts nobody asked; this is the first")
+            raise error
+
     async def flush(self) -> None:
-        """Wait until everything sent before is durable; raises what went wrong."""
+        """Wait until everything sent before is durable; raises what went wrong and nobody asked for."""
         if self._mover is not None:
             await asyncio.shield(self._mover)
-        await self._batching.flush()
+        with contextlib.suppress(ForebayError):  # Each failure is told by its receipt, or below.
+            await self._batching.flush()
+        self._raise_unseen()
 
     async def close(self) -> None:
-        """Refuse further sends, wait until everything is durable; raises what went wrong."""
+        """Refuse further sends, wait until all is durable; raises what went wrong and nobody asked for."""
         if self._closed:
             return
         self._closed = True
         self._on_close(self)
         if self._mover is not None:
             await asyncio.shield(self._mover)
-        await self._batching.close()
+        with contextlib.suppress(ForebayError):
+            await self._batching.close()
+        self._raise_unseen()
 
     async def __aenter__(self) -> Self:
         await self.start()

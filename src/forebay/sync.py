@@ -14,9 +14,10 @@ threads; records that one thread sends to one partition keep their order.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -87,19 +88,23 @@ class Topics:
 class Receipt:
     """Becomes a `Delivery` once the records are durable."""
 
-    def __init__(self, future: concurrent.futures.Future[Delivery]) -> None:
-        self._future = future
+    def __init__(self, seen: Callable[[object], None]) -> None:
+        self.future: concurrent.futures.Future[Delivery] = concurrent.futures.Future()
+        self._seen = seen
 
     def result(self, timeout: float | None = None) -> Delivery:
         """The delivery; raises what went wrong, or `OutcomeUnknown` where the time is up."""
         try:
-            return self._future.result(timeout)
+            return self.future.result(timeout)
         except TimeoutError:
             raise not_yet(timeout) from None
+        except ForebayError:
+            self._seen(self)
+            raise
 
     def done(self) -> bool:
         """Whether the outcome is known."""
-        return self._future.done()
+        return self.future.done()
 
 
 class Producer:
@@ -131,9 +136,9 @@ class Producer:
         Where too much is not durable yet it waits for room; after `timeout` seconds it raises `Backpressure`.
         """
         batch = BytesBatch.of(records, keys=keys, timestamps_ms=timestamps_ms, headers=headers)
-        future: concurrent.futures.Future[Delivery] = concurrent.futures.Future()
-        size = size_of(batch)
-        item = Outgoing(topic, partition, batch, size, lambda outcome: self._tell(future, size, outcome))
+        receipt, size = Receipt(self._producer.saw), size_of(batch)
+        tell = functools.partial(self._tell, receipt.future, size)
+        item = Outgoing(topic, partition, batch, size, tell, receipt)
         with self._changed:
             if not self._changed.wait_for(lambda: self._closed or self._has_room(size), timeout):
                 raise Backpressure(
@@ -146,7 +151,7 @@ class Producer:
             asleep = len(self._outbox) == 1
         if asleep:
             self._thread.call_soon(self._take_over)
-        return Receipt(future)
+        return receipt
 
     def _has_room(self, size: int) -> bool:
         return not self._bytes or self._bytes + size <= self._bytes_max
@@ -186,7 +191,7 @@ class Producer:
         self._thread.run(self._drain())
 
     def close(self) -> None:
-        """Refuse further sends, wait until everything is durable; raises what went wrong."""
+        """Refuse further sends, wait until all is durable; raises what went wrong and nobody asked for."""
         with self._changed:
             if self._closed:
                 return

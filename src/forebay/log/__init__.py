@@ -18,9 +18,12 @@ from forebay.log._fencing import FenceState, Fencing
 from forebay.log._fetched import Fetched, FetchedBatch, ReaderConfig, ReadRequest
 from forebay.log._reader import LogReader
 from forebay.log._resolve import PartitionOffsets
+from forebay.log._retention import Retention, RetentionReport
+from forebay.log._routing import partition_of, route
 from forebay.log._schema import RECORD_SCHEMA
 from forebay.log._tail_cache import MemoryTailCache, TailCache, TailCacheConfig
 from forebay.log._topics import Catalog, Topic, TopicDeleted, TopicExists, TopicSettings
+from forebay.log._trim import Trimmed, Trimmer
 from forebay.log._vacuum import Vacuum, VacuumConfig, VacuumReport
 from forebay.log._verify import PartitionReport, VerifyReport, verify
 from forebay.log._writer import LogWriter
@@ -56,12 +59,16 @@ __all__ = [
     "ProducerConfig",
     "ReadRequest",
     "ReaderConfig",
+    "Retention",
+    "RetentionReport",
     "TailCache",
     "TailCacheConfig",
     "Topic",
     "TopicDeleted",
     "TopicExists",
     "TopicSettings",
+    "Trimmed",
+    "Trimmer",
     "UnknownTopic",
     "Vacuum",
     "VacuumConfig",
@@ -69,5 +76,7 @@ __all__ = [
     "VerifyReport",
     "WriterConfig",
     "explain",
+    "partition_of",
+    "route",
     "verify",
 ]

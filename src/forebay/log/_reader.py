@@ -154,10 +154,33 @@ class LogReader:
             self._records.inc(len(batch))
             yield batch.to_arrow()
 
-    async def offset_for_time(self, topic: str, partition: int, time_ms: int) -> int:
-        """The first offset whose append is not older than `time_ms`; the next offset where there is none."""
+    async def offset_for_time(
+        self, topic: str, partition: int, time_ms: int, *, whole_entries: bool = False
+    ) -> int:
+        """The first offset whose append is not older than `time_ms`; the next offset where there is none.
+
+        With `whole_entries` it may be earlier, by up to a compacted range, and no object is read for it.
+        """
         lookup = TimeLookup(self._resolver, self._fetcher, config=self._config)
-        return await lookup.offset(PartitionKeys(topic, partition), time_ms)
+        return await lookup.offset(PartitionKeys(topic, partition), time_ms, whole_entries=whole_entries)
+
+    async def offset_for_bytes(self, topic: str, partition: int, bytes_max: int) -> int:
+        """The first offset such that all entries from it on hold at most `bytes_max` bytes, as stored.
+
+        The newest entry always counts as within: a bound never empties a log. Reads the whole index.
+        """
+        keys = PartitionKeys(topic, partition)
+        cursor = await self._resolver.cursor(keys)
+        view = await self._view(keys)
+        entries = [each async for each in self._resolver.entries(view, cursor)]
+        size = 0
+        offset = entries[-1].start_offset if entries else view.next
+        for located in reversed(entries):
+            size += located.stored_bytes
+            if size > bytes_max:
+                break
+            offset = located.start_offset
+        return max(offset, view.earliest)
 
     async def time_of(self, topic: str, partition: int, offset: int) -> int | None:
         """About when the record at `offset` was appended; None where it is not written yet.

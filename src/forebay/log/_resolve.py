@@ -22,7 +22,7 @@ without a further request, and finds the entries that follow as well.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -189,6 +189,21 @@ class Resolver:
         _, end = keys.index_range()
         records = await self._scan(keys.index(offset), end, limit, keys.partition_key)
         return [_located(keys, record) for record in records]
+
+    async def entries(self, view: PartitionView, cursor: int) -> AsyncIterator[Located]:
+        """Every entry from the earliest offset on, in order, the pending append last.
+
+        Entries inside compacted ranges are left out. The pages are not from one moment.
+        """
+        position = view.earliest
+        while page := await self.scan_entries(view.keys, position, SCAN_RECORDS_MAX):
+            for located in page:
+                position = located.end_offset + 1
+                if located.entry.type == "COMPACTED" or located.end_offset >= cursor:
+                    yield located
+        if view.pending is not None and view.pending.end_offset >= position:
+            pending = view.pending
+            yield Located(view.keys, pending.start_offset, pending.end_offset, pending.index_entry())
 
     async def _first_offset(self, keys: PartitionKeys) -> int:
         """Where a partition without a control record will begin; raises `UnknownTopic`."""

@@ -40,8 +40,11 @@ class TimeLookup:
         self._fetcher = fetcher
         self._attempts_max = config.attempts_max
 
-    async def offset(self, keys: PartitionKeys, time_ms: int) -> int:
-        """The first offset appended at or after `time_ms`; the next offset where there is none."""
+    async def offset(self, keys: PartitionKeys, time_ms: int, *, whole_entries: bool = False) -> int:
+        """The first offset appended at or after `time_ms`; the next offset where there is none.
+
+        With `whole_entries` the start of the entry that holds it: no object is read.
+        """
         cursor = await self._resolver.cursor(keys)
         for _ in range(self._attempts_max):
             view = await self._resolver.view(keys)
@@ -51,7 +54,7 @@ class TimeLookup:
                 continue
             if found is None:
                 return self._in_tail(view, time_ms)
-            offset = await self._inside(found, time_ms)
+            offset = found.start_offset if whole_entries else await self._inside(found, time_ms)
             if offset is not None:
                 return max(offset, view.earliest)
         raise DataLost(
