@@ -14,6 +14,7 @@ import pytest
 from tests.log.writing import fencing_in, group, read_log, writer_in
 
 from forebay.errors import ForebayError, NotDone, OutcomeUnknown, Unavailable
+from forebay.kit.retry import RetryPolicy
 from forebay.log import (
     AppendGroup,
     AppendResult,
@@ -22,6 +23,7 @@ from forebay.log import (
     LogWriter,
     OutOfSequence,
     ProducerConfig,
+    WriterConfig,
 )
 from forebay.testing import Actor, Faults, World, check, run_seeds, seeds
 from forebay.testing.checkers import CHECKERS, check_producer_order
@@ -45,6 +47,8 @@ class Plan:
     epochs: bool = False
     batching: bool = False
     shards: int = 1
+    hasty: bool = False
+    """Writers give up soon, so that callers hear of unknown outcomes and must deal with them."""
 
 
 def _stream(partition: int) -> str:
@@ -133,8 +137,11 @@ class Sender:
         self.epoch = min(state.epoch for state in states)
 
 
+HASTY = WriterConfig(commit=RetryPolicy(attempts_max=2, base_ms=10))
+
+
 async def _write(me: Actor, plan: Plan, left: dict[str, int]) -> None:
-    log = writer_in(me)
+    log = writer_in(me, HASTY if plan.hasty else None)
     async with log.background():
         sender = Sender(me, plan, log)
         while left[me.name] > 0:
@@ -241,7 +248,8 @@ PLANS = {
     "eight writers": Plan(writers=8, appends=4, partitions=1),
     "storm": Plan(writers=3, appends=5, faults=Faults.all(0.1), rotate_s=0.0, crash_rate=0.004),
     "lost replies": Plan(writers=3, faults=Faults(after=0.15, lost=0.15, late=0.15, duplicate=0.1)),
-    "idempotent": Plan(writers=3, idempotent=True, faults=Faults.all(0.06)),
+    "hasty": Plan(writers=3, hasty=True, faults=Faults.all(0.06)),
+    "idempotent": Plan(writers=3, idempotent=True, hasty=True, faults=Faults.all(0.08), rotate_s=0.0),
     "fencer": Plan(writers=4, epochs=True, appends=10),
     "fencer in a storm": Plan(writers=3, epochs=True, faults=Faults.all(0.08), rotate_s=0.0),
     "batching": Plan(writers=2, batching=True, appends=12),

@@ -19,8 +19,9 @@ where a new one belongs.
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -266,39 +267,29 @@ class Catalog:
             f"{len(waiting)} partitions of {topic.topic!r} could not be fenced", hint="delete it again"
         )
 
-    async def _fence(self, topic: Topic, partitions: list[int]) -> dict[int, int]:
-        """One attempt: the counters of those that are fenced now, for certain."""
-        counters: dict[int, int] = {}
-        operations: list[Operation] = []
-        sent: list[tuple[int, int]] = []
-        for partition in partitions:
-            keys = PartitionKeys(topic.topic, partition)
-            record = await self._get(keys.control, keys.partition_key)
-            if record is None:
-                first = topic.first_offset
-                value = Control(
-                    log_state="FENCED", sequence_counter=first, pending=None, epoch=1, start_offset=first
-                )
-            else:
-                control = decode_record(Control, record.key, record.value)
-                if control.log_state == "FENCED":
-                    counters[partition] = control.sequence_counter
-                    continue
-                value = msgspec.structs.replace(control, log_state="FENCED", epoch=control.epoch + 1)
-            operations.append(
-                Put(
-                    keys.control,
-                    encode_record(value),
-                    ABSENT if record is None else record.version,
-                    partition_key=keys.partition_key,
-                )
+    async def _fence(self, topic: Topic, partitions: Sequence[int]) -> dict[int, int]:
+        """One attempt: the counters of those that are fenced now, for certain.
+
+        Fenced partitions are fenced once more, under an epoch that nobody else holds.
+        """
+        every = [PartitionKeys(topic.topic, partition) for partition in partitions]
+        records = await asyncio.gather(*[self._get(keys.control, keys.partition_key) for keys in every])
+        fenced = [_fenced(topic, record) for record in records]
+        puts = [
+            Put(
+                keys.control,
+                encode_record(control),
+                ABSENT if record is None else record.version,
+                partition_key=keys.partition_key,
             )
-            sent.append((partition, value.sequence_counter))
-        results = await self._coordinator.write(operations) if operations else []
-        for (partition, counter), result in zip(sent, results, strict=True):
-            if result.error is None:
-                counters[partition] = counter
-        return counters
+            for keys, record, control in zip(every, records, fenced, strict=True)
+        ]
+        results = await self._coordinator.write(puts)
+        return {
+            keys.partition: control.sequence_counter
+            for keys, control, result in zip(every, fenced, results, strict=True)
+            if result.error is None
+        }
 
     async def _remove_keys(self, topic: Topic) -> None:
         for first in range(0, topic.partitions, PARTITIONS_PER_STEP):
@@ -408,6 +399,14 @@ class Catalog:
             return sorted([one for one in topics if one.state != "DELETED"], key=lambda one: one.topic)
 
         return await self._retry(attempt)
+
+
+def _fenced(topic: Topic, record: Record | None) -> Control:
+    if record is not None:
+        control = decode_record(Control, record.key, record.value)
+        return msgspec.structs.replace(control, log_state="FENCED", epoch=control.epoch + 1)
+    first = topic.first_offset
+    return Control(log_state="FENCED", sequence_counter=first, pending=None, epoch=1, start_offset=first)
 
 
 def _again(error: ForebayError) -> bool:
