@@ -69,6 +69,8 @@ T = TypeVar("T")
 
 STEP_POLICY: Final = RetryPolicy(attempts_max=20, base_ms=50, cap_ms=2_000, deadline_ms=60_000)
 """How patiently a compaction is brought to its end. Another process can go on where this one stops."""
+ROUNDS_MAX: Final = 20
+"""How often a call looks again because another process took a step."""
 SWEEP_ENTRIES_MAX: Final = 1_000
 """Most index entries looked at by one sweep of stale keys."""
 
@@ -117,24 +119,33 @@ class CompactionSteps:
         first: list[Compaction] = []
 
         async def attempt() -> Ended | None:
-            meta = await read_meta(self.coordinator, keys)
-            record, version = meta.compaction, meta.compaction_version
-            if record is None or version is None:
-                # What we began to finish is gone from the slot: somebody else took the last step.
-                return Ended(first[0], "finished", first[0].state) if first else None
-            if first and record.compaction_id != first[0].compaction_id:
-                return Ended(first[0], "finished", first[0].state)
-            first.append(record)
-            outcome = await self._advance(meta, record, version)
-            return Ended(first[0], outcome, first[0].state)
+            for _ in range(ROUNDS_MAX):
+                try:
+                    return await self._resume_once(keys, first)
+                except PreconditionFailed:
+                    continue  # Somebody else took a step: see where it stands now.
+            raise Unavailable(f"{keys}: others are faster at every step", hint="leave it to them")
 
         return await retry(
             attempt,
             policy=self.policy,
             clock=self.clock,
             randomness=self.randomness,
-            retryable=lambda error: isinstance(error, Unavailable | OutcomeUnknown | PreconditionFailed),
+            retryable=lambda error: isinstance(error, Unavailable | OutcomeUnknown),
         )
+
+    async def _resume_once(self, keys: PartitionKeys, first: list[Compaction]) -> Ended | None:
+        """`first` remembers, over attempts, which record this call set out to finish."""
+        meta = await read_meta(self.coordinator, keys)
+        record, version = meta.compaction, meta.compaction_version
+        if record is None or version is None:
+            # What we began to finish is gone from the slot: somebody else took the last step.
+            return Ended(first[0], "finished", first[0].state) if first else None
+        if first and record.compaction_id != first[0].compaction_id:
+            return Ended(first[0], "finished", first[0].state)
+        first.append(record)
+        outcome = await self._advance(meta, record, version)
+        return Ended(first[0], outcome, first[0].state)
 
     async def _advance(
         self, meta: PartitionMeta, record: Compaction, version: int

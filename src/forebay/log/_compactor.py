@@ -20,7 +20,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from forebay.coordination import ABSENT, Coordinator
 from forebay.errors import NotFound, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
@@ -45,6 +45,9 @@ T = TypeVar("T")
 
 Outcome = Literal["compacted", "resumed", "skipped", "waiting", "idle", "raced"]
 """What a call did: `skipped` moved the cursor over trimmed offsets, `waiting` found too little to do yet."""
+
+RACES_MAX: Final = 5
+"""Races lost in a row after which `compact_all` leaves the partition to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +159,16 @@ class Compactor:
         progress: Callable[[CompactionResult], None] | None = None,
     ) -> list[CompactionResult]:
         """`compact_once` until there is nothing more to do; the last result says why."""
-        results = []
+        results: list[CompactionResult] = []
+        raced = 0
         while True:
             result = await self.compact_once(topic, partition, config=config)
             results.append(result)
             if progress is not None:
                 progress(result)
-            if not result.progressed:
+            # Having lost a race says nothing of what is left; losing again and again says who does the work.
+            raced = raced + 1 if result.outcome == "raced" else 0
+            if not result.progressed and not 0 < raced < RACES_MAX:
                 return results
 
     async def resume(self, topic: str, partition: int) -> Ended | None:
