@@ -15,6 +15,7 @@ from forebay.formats import bytes_batch
 from forebay.kit.metrics import MetricsRegistry
 from forebay.log import AppendGroup, CompactorConfig, CountingStore, DataLost, LogWriter, WriterConfig
 from forebay.log._compaction_rewrite import Rewriter
+from forebay.log._compaction_steps import CompactionSteps
 from forebay.log._keys import PartitionKeys
 from forebay.log._records import Control, IndexEntry, decode_record, encode_record
 from forebay.log._uris import key_of, uri_of
@@ -402,3 +403,24 @@ async def test_partitions_do_not_touch_each_other() -> None:
     start, end = other.index_range()
     found = await bed.coordinator.range_scan(start, end, partition_key=other.partition_key)
     assert [other.end_offset(record.key) for record in found] == [2]
+
+
+async def test_a_read_across_a_range_that_is_being_compacted_returns_every_record_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the first step the compacted entry overlaps the last entries it replaces."""
+    bed = Bed()
+    await bed.append(2, 3, 2)
+    await bed.writer.close()
+
+    async def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(CompactionSteps, "_delete_old", crash)
+        with pytest.raises(KeyboardInterrupt):
+            await bed.compact()
+    assert [span[0] for span in await bed.spans()] == ["WAL", "WAL", "COMPACTED"]
+    for offset in range(1, 8):
+        found = await bed.reader().read("t", 0, offset)
+        assert found.records() == bed.sent[offset - 1 :]

@@ -310,13 +310,23 @@ class LogReader:
 def _answer(ask: _Ask, view: PartitionView, batches: list[FetchedBatch]) -> Fetched:
     request = ask.request
     if batches:
-        first = batches[0]
-        # Another writer's commit may lie behind what the control record counted.
-        end = min(first.end_offset, view.next - 1)
-        batches[0] = first.part(request.offset, end - request.offset + 1)
-        batches = fitting(batches, ask.bytes_max, request.records_max)
+        batches = fitting(_in_order(batches, request.offset, view.next), ask.bytes_max, request.records_max)
     next_offset = batches[-1].end_offset + 1 if batches else request.offset
     return Fetched(request.topic, request.partition, batches, next_offset, view.earliest, view.next)
+
+
+def _in_order(batches: list[FetchedBatch], position: int, until: int) -> list[FetchedBatch]:
+    """Every record once: while a range is being compacted, entries that were found overlap.
+
+    What lies from `until` on is another writer's commit, which the control record did not count yet.
+    """
+    parts = []
+    for batch in batches:
+        end = min(batch.end_offset, until - 1)
+        if end >= position:
+            parts.append(batch.part(position, end - position + 1))
+            position = end + 1
+    return parts
 
 
 def _lost(ask: _Ask) -> ForebayError:
