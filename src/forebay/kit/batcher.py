@@ -142,6 +142,8 @@ class Batcher(Generic[Item, Uploaded, Result]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._committing = False
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._granted = 0
+        """Callers that were given room and have not run yet. Nobody may overtake them."""
         self._unanswered: dict[_Batch[Item, Uploaded, Result], asyncio.Future[None]] = {}
         self._failure: Exception | None = None
         self._closed = False
@@ -151,16 +153,18 @@ class Batcher(Generic[Item, Uploaded, Result]):
     async def add(self, item: Item, size_bytes: int) -> Ticket[Result]:
         """Accept an item, waiting for room if there is none. Cancelling the wait leaves nothing behind."""
         self._check(size_bytes)
-        if self._waiting or not self._has_room(size_bytes):
+        if self._must_wait(size_bytes):
             await self._wait_for_room(size_bytes)
-        else:
-            self._reserve(size_bytes)
+            ticket = self._accept(item, size_bytes)
+            self._release(0, 0)  # whoever came meanwhile stood in line behind this item
+            return ticket
+        self._reserve(size_bytes)
         return self._accept(item, size_bytes)
 
     def add_nowait(self, item: Item, size_bytes: int) -> Ticket[Result]:
         """Accept an item, or raise `Backpressure` if there is no room now."""
         self._check(size_bytes)
-        if self._waiting or not self._has_room(size_bytes):
+        if self._must_wait(size_bytes):
             self._press()
             raise Backpressure(
                 f"{self.pending_items:,} items with {self.pending_bytes:,} bytes are not durable yet",
@@ -174,6 +178,9 @@ class Batcher(Generic[Item, Uploaded, Result]):
             raise Closed("the batcher is closed")
         if not 0 <= size_bytes <= self._config.pending_bytes_max:
             raise LimitExceeded("pending_bytes_max", limit=self._config.pending_bytes_max, actual=size_bytes)
+
+    def _must_wait(self, size_bytes: int) -> bool:
+        return bool(self._waiting or self._granted) or not self._has_room(size_bytes)
 
     def _has_room(self, size_bytes: int) -> bool:
         config = self._config
@@ -193,8 +200,11 @@ class Batcher(Generic[Item, Uploaded, Result]):
             size, turn = self._waiting[0]
             if not turn.done():
                 if not self._has_room(size):
+                    if not self._granted:  # else the open batch is about to get their items too
+                        self._press()
                     return
                 self._reserve(size)
+                self._granted += 1
                 turn.set_result(None)
             self._waiting.popleft()
 
@@ -202,16 +212,20 @@ class Batcher(Generic[Item, Uploaded, Result]):
         self.stats.waits += 1
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size_bytes, turn))
-        self._press()
+        if not self._granted:
+            self._press()
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._release(1, size_bytes)
+            has_place = turn.done() and not turn.cancelled() and turn.exception() is None
+            self._granted -= has_place
+            # Without a place too: those behind a large item that gave up may fit now.
+            self._release(1 if has_place else 0, size_bytes if has_place else 0)
             raise
+        self._granted -= 1
         if self._closed:
             self._release(1, size_bytes)
-            raise Closed("the batcher was closed while the caller waited for room")
+            raise _closed_while_waiting()
 
     def _accept(self, item: Item, size_bytes: int) -> Ticket[Result]:
         if self._open.items and self._clock.monotonic() >= self._open_deadline + _TIMER_GRACE_S:
@@ -370,10 +384,9 @@ class Batcher(Generic[Item, Uploaded, Result]):
         """Refuse new items, flush, and raise what a flush would raise. Closing twice is fine."""
         self._closed = True
         while self._waiting:
-            size, turn = self._waiting.popleft()
+            _, turn = self._waiting.popleft()
             if not turn.done():
-                self._reserve(size)
-                turn.set_result(None)
+                turn.set_exception(_closed_while_waiting())
         await self.flush()
 
     async def __aenter__(self) -> Self:
@@ -401,3 +414,7 @@ class Batcher(Generic[Item, Uploaded, Result]):
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _closed_while_waiting() -> Closed:
+    return Closed("the batcher was closed while the caller waited for room")
