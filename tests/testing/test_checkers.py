@@ -301,6 +301,12 @@ def ack_after_the_fence(history: History, draw: random.Random) -> bool:
     return True
 
 
+def grant_a_lower_epoch_after_the_fence(history: History, draw: random.Random) -> bool:
+    history.fence("s", 50).ok()
+    history.fence("s", 49).ok()
+    return True
+
+
 def ack_backwards(history: History, draw: random.Random) -> bool:
     history.ack("s", 5, group="g").ok()
     history.ack("s", 3, group="g").ok()
@@ -330,6 +336,7 @@ BUGS: list[tuple[Bug, set[str]]] = [
     (append_of_unknown_outcome_after_the_fence, {"fenced"}),
     (append_slips_behind_the_fence_while_under_way, {"fenced"}),
     (ack_after_the_fence, {"fenced"}),
+    (grant_a_lower_epoch_after_the_fence, {"fenced"}),
     (ack_backwards, {"ack"}),
 ]
 
@@ -392,7 +399,37 @@ def test_trimmed_values_are_not_lost() -> None:
     history.final("s", ["v3", "v4"], start=3)
     assert check(history) == []
     history.final("s", ["v3", "v4"], start=1, offsets=[3, 4])
+    assert kinds(history) == {"lost", "gap"}
+
+
+def test_rest_of_a_batch_that_was_trimmed_in_part_can_be_lost() -> None:
+    history = History()
+    history.append("s", ["a", "b", "c", "d"]).ok(offset=0)
+    history.final("s", ["c", "d"], start=2)
+    assert check(history) == []
+    history.final("s", ["c"], start=2)
     assert kinds(history) == {"lost"}
+
+
+def test_stream_that_does_not_begin_at_its_start_has_a_gap() -> None:
+    history = History()
+    append(history, "a", 3)
+    history.final("s", ["a"], start=0, offsets=[3])
+    assert kinds(history) == {"gap"}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [(["a", "b"], set()), (["b", "a"], {"reordered"}), (["a", "a"], {"reordered"}), (["a", "u"], {"lost"})],
+)
+def test_read_that_does_not_say_where_is_judged_by_its_values(values: list[str], expected: set[str]) -> None:
+    history = History()
+    append(history, "a", 0)
+    append(history, "b", 1)
+    history.append("s", ["u"]).unknown()
+    history.read("s").ok(values=values)
+    history.final("s", ["a", "b"])
+    assert kinds(history) == expected
 
 
 def test_appends_under_way_at_the_fence_may_be_acknowledged_after_it() -> None:

@@ -103,10 +103,10 @@ class StreamView:
             return call.offset
         return found
 
-    def trimmed(self, call: Call) -> bool:
-        """Whether an append may have been removed by retention."""
+    def trimmed(self, call: Call, index: int) -> bool:
+        """Whether a value of an append may have been removed by retention."""
         start = self.final.start
-        return start > 0 and (call.offset is None or call.offset < start)
+        return start > 0 and (call.offset is None or call.offset + index < start)
 
 
 Checker = Callable[[StreamView], list[Problem]]
@@ -117,9 +117,9 @@ def check_lost(view: StreamView) -> list[Problem]:
     return [
         Problem("lost", f"{value!r} was acknowledged and is not in {view.stream!r}", (call,))
         for call in view.appends
-        if call.status is Status.OK and not view.trimmed(call)
-        for value in call.values
-        if value not in view.places
+        if call.status is Status.OK
+        for index, value in enumerate(call.values)
+        if value not in view.places and not view.trimmed(call, index)
     ]
 
 
@@ -224,6 +224,7 @@ def _misread(view: StreamView, read: Call) -> Iterator[Problem]:
     """Values at another offset than in the final content. Unknown values are phantoms, not ours."""
     final = view.final
     if read.offset is None:
+        yield from _misread_without_offset(view, read)
         return
     gapless = not final.offsets or final.offsets[-1] - final.offsets[0] == len(final.offsets) - 1
     first = read.offset - (final.offsets[0] if final.offsets else final.start)
@@ -237,6 +238,22 @@ def _misread(view: StreamView, read: Call) -> Iterator[Problem]:
         elif at is not None and at != offset:
             message = f"{value!r} was read at {offset} of {view.stream!r} and is at {at}"
             yield Problem("reordered", message, (read, view.senders.get(value)))
+
+
+def _misread_without_offset(view: StreamView, read: Call) -> Iterator[Problem]:
+    """What can be told of a read that does not say where: its values are there, each once, in order."""
+    highest = -1
+    for value in read.values:
+        at = view.places.get(value)
+        if at is None:
+            if not view.final.start and view.senders.get(value):
+                yield Problem("lost", f"{value!r} was read from {view.stream!r} and is gone", (read,))
+        elif at <= highest:
+            yield Problem(
+                "reordered", f"{value!r}, at {at} of {view.stream!r}, was read after {highest}", (read,)
+            )
+        else:
+            highest = at
 
 
 def check_producer_order(view: StreamView) -> list[Problem]:
@@ -303,6 +320,11 @@ def check_offsets(view: StreamView) -> list[Problem]:
     """Offsets that are missing, or given twice."""
     problems = []
     offsets = view.final.offsets
+    if offsets and offsets[0] != view.final.start:
+        kind = "gap" if offsets[0] > view.final.start else "overlap"
+        problems.append(
+            Problem(kind, f"{view.stream!r} begins at {view.final.start} and holds {offsets[0]} first")
+        )
     for before, after in pairwise(offsets):
         if after != before + 1:
             kind = "gap" if after > before else "overlap"
@@ -331,7 +353,7 @@ def check_fenced(view: StreamView) -> list[Problem]:
     """
     fences = sorted(view.fences, key=attrgetter("returned"))
     problems: list[Problem] = []
-    later = [call for call in (*view.appends, *view.acks) if call.epoch is not None]
+    later = [call for call in (*view.appends, *view.acks, *view.fences) if call.epoch is not None]
     highest: Call | None = None
     next_fence = 0
     for call in sorted(later, key=attrgetter("called")):
