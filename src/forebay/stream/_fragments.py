@@ -1,0 +1,156 @@
+"""Fragments in the bucket: their ends, their indexes, and putting a new one only where none is.
+
+A fragment's key is its first offset alone, so two writers may want the same key for different cuts of the
+same log, or, after a failover, for different logs. Nothing is ever overwritten: whoever finds the key taken
+looks at the last chunk of what is there. Epoch, chunk id and checksum as in the local log: it is adopted as
+it is, and the rest is cut anew from its end. Otherwise the timelines have diverged, which is reported and not
+repaired by guessing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.errors import NotFound, OutcomeUnknown, PreconditionFailed
+from forebay.formats import Corrupt, osiris_chunk
+from forebay.formats import stream_fragment as fmt
+from forebay.formats.osiris_chunk import ChunkHeader
+from forebay.formats.stream_fragment import Trailer
+from forebay.kit.conditions import ABSENT
+from forebay.stream._calls import Calls
+from forebay.stream._errors import Diverged
+from forebay.stream._keys import StreamKeys
+from forebay.stream._manifest import FragmentInfo
+
+__all__ = ["FragmentStore", "Identity", "LocalIdentity", "Tail"]
+
+Identity: TypeAlias = tuple[int, int, int]
+"""Epoch, chunk id and checksum of a chunk."""
+LocalIdentity: TypeAlias = Callable[[int], Identity | None]
+"""The identity of the local chunk with this id, or None where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a fragment: its trailer and the header of its last chunk."""
+
+    trailer: Trailer
+    last: ChunkHeader
+
+    @property
+    def info(self) -> FragmentInfo:
+        """What the manifest needs of it."""
+        return FragmentInfo.from_trailer(self.trailer)
+
+
+class FragmentStore:
+    """The fragments of one stream."""
+
+    def __init__(self, calls: Calls, keys: StreamKeys) -> None:
+        self._calls = calls
+        self._keys = keys
+
+    async def trailer(self, offset: int) -> Trailer:
+        """The trailer of the fragment at `offset`. Raises `NotFound`."""
+        key = self._keys.fragment(offset)
+        size = await self._calls.size(key)
+        return (await self._trailer_and_record(key, size, offset))[0]
+
+    async def tail(self, offset: int) -> Tail:
+        """Trailer and last chunk header of the fragment at `offset`. Raises `NotFound`."""
+        key = self._keys.fragment(offset)
+        size = await self._calls.size(key)
+        trailer, record = await self._trailer_and_record(key, size, offset)
+        at = int(record["position"])
+        if not fmt.DATA_AT <= at <= fmt.DATA_AT + trailer.data_bytes - osiris_chunk.HEADER_BYTES:
+            raise Corrupt(key, size - fmt.TAIL_BYTES, f"the last chunk is said to be at {at}")
+        last = osiris_chunk.decode_header(await self._calls.get_range(key, at, osiris_chunk.HEADER_BYTES))
+        if last.next_id != trailer.next_offset or at + last.length != fmt.DATA_AT + trailer.data_bytes:
+            raise Corrupt(key, at, f"the last chunk does not end at offset {trailer.next_offset}")
+        return Tail(trailer, last)
+
+    async def _trailer_and_record(self, key: str, size: int, offset: int) -> tuple[Trailer, Any]:
+        if size < fmt.TAIL_BYTES:
+            raise Corrupt(key, size, f"{size} bytes are too short for a fragment")
+        data = await self._calls.get_range(key, size - fmt.TAIL_BYTES, fmt.TAIL_BYTES)
+        trailer = fmt.decode_trailer(data, size)
+        if trailer.first_offset != offset:
+            raise Corrupt(key, size - fmt.TRAILER_BYTES, f"first offset {trailer.first_offset}")
+        return trailer, np.frombuffer(data, fmt.INDEX_DTYPE, count=1)[0]
+
+    async def index(self, offset: int, data_bytes: int) -> tuple[Trailer, npt.NDArray[Any]]:
+        """Trailer and index of a fragment whose chunks have `data_bytes`: two requests."""
+        key = self._keys.fragment(offset)
+        size = await self._calls.size(key)
+        start = fmt.DATA_AT + data_bytes
+        if size - start < fmt.TAIL_BYTES:
+            raise Corrupt(key, size, f"{size} bytes with {data_bytes} bytes of chunks")
+        data = await self._calls.get_range(key, start, size - start)
+        trailer = fmt.decode_trailer(data, size)
+        if trailer.first_offset != offset or trailer.data_bytes != data_bytes:
+            raise Corrupt(key, size - fmt.TRAILER_BYTES, f"its trailer tells of another fragment: {trailer}")
+        return trailer, fmt.decode_index(memoryview(data)[: -fmt.TRAILER_BYTES], trailer)
+
+    async def chain(self, offset: int) -> list[FragmentInfo]:
+        """The fragments that follow from `offset` on, each found by the end of the one before it."""
+        found: list[FragmentInfo] = []
+        while True:
+            try:
+                trailer = await self.trailer(offset)
+            except NotFound:
+                return found
+            found.append(FragmentInfo.from_trailer(trailer))
+            offset = trailer.next_offset
+
+    async def put(self, body: bytes, local: LocalIdentity) -> FragmentInfo:
+        """Store a fragment, or adopt the one that is there; what the manifest should hold of it."""
+        own = fmt.decode_trailer(body[-fmt.TRAILER_BYTES :], len(body))
+        key = self._keys.fragment(own.first_offset)
+
+        async def attempt() -> FragmentInfo:
+            try:
+                await self._calls.store.put(key, body, ABSENT)
+            except PreconditionFailed:
+                return await self._adopt(own, body, local)
+            except OutcomeUnknown:
+                if not await self._calls.exists(key):
+                    raise
+                return await self._adopt(own, body, local)
+            return FragmentInfo.from_trailer(own)
+
+        return await self._calls.again(attempt)
+
+    async def _adopt(self, own: Trailer, body: bytes, local: LocalIdentity) -> FragmentInfo:
+        there = await self.tail(own.first_offset)
+        identity = local(there.last.chunk_id)
+        if identity is None and there.trailer.next_offset > own.next_offset:
+            identity = await self._identity_inside(own, body, there)
+        if identity != there.last.identity:
+            raise Diverged(
+                self._keys.stream,
+                offset=there.last.chunk_id,
+                reason=f"the bucket has chunk {there.last.identity}, the local log {identity}",
+            )
+        return there.info
+
+    async def _identity_inside(self, own: Trailer, body: bytes, there: Tail) -> Identity | None:
+        """Where the bucket is ahead of the local log: is our last chunk in what it has?"""
+        position = fmt.decode(body).chunks["position"][-1]
+        last = osiris_chunk.decode_header(body, int(position))
+        _, index = await self.index(own.first_offset, there.trailer.data_bytes)
+        found = np.flatnonzero(index["chunk_id"] == last.chunk_id)
+        if len(found) == 0:
+            return None
+        key = self._keys.fragment(own.first_offset)
+        at = int(index["position"][found[0]])
+        header = osiris_chunk.decode_header(await self._calls.get_range(key, at, osiris_chunk.HEADER_BYTES))
+        return there.last.identity if header.identity == last.identity else None
+
+    async def read(self, offset: int, start: int, length: int) -> bytes:
+        """Bytes of the fragment at `offset`. Raises `NotFound`."""
+        return await self._calls.get_range(self._keys.fragment(offset), start, length)

@@ -1,0 +1,204 @@
+"""The local tier as somebody who only reads it sees it: a directory of segment and index files.
+
+The files may be those of a running broker, so everything can change between two looks: chunks are appended,
+segments roll, retention removes the oldest, a new epoch cuts the end off. Two rules make that safe:
+
+* A chunk counts once it is complete in the segment and named in the index, because a broker that restarts
+drops
+  what its index does not name. The end of a chunk is the position of the next; only the last one's header is
+  read for it.
+* A file that is gone is an event like any other: the caller looks again.
+
+Indexes are fixed-size records and are held as arrays; each look reads only what was appended.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.formats import Corrupt, osiris_chunk, osiris_file
+from forebay.formats.osiris_chunk import HEADER_BYTES, ChunkHeader
+from forebay.formats.osiris_file import FILE_HEADER_BYTES, INDEX_DTYPE
+
+__all__ = ["LocalLog", "Segment"]
+
+
+@dataclass(slots=True)
+class Segment:
+    """One segment and what is known of it."""
+
+    first_id: int
+    path: Path
+    records: npt.NDArray[Any]
+    """Index records of its complete chunks."""
+    end: int
+    """Where the last complete chunk ends in the file."""
+    next_id: int
+    """The id that follows its last complete chunk."""
+    last: bool = False
+    """Whether it is the one being written."""
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Where its chunks begin, and where the last one ends: one more than there are chunks."""
+        return np.append(self.records["position"].astype(np.int64), self.end)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of complete chunks."""
+        return self.end - FILE_HEADER_BYTES
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes of the segment file. Raises `FileNotFoundError`, or `Corrupt` where it has become shorter."""
+        with _opened(self.path) as file:
+            data = os.pread(file, length, start)
+            while len(data) < length:
+                more = os.pread(file, length - len(data), start + len(data))
+                if not more:
+                    raise Corrupt(str(self.path.name), start + len(data), "the segment ends in a chunk")
+                data += more
+        return data
+
+    def header(self, number: int) -> ChunkHeader:
+        """The header of one of its chunks."""
+        return osiris_chunk.decode_header(self.read(int(self.records["position"][number]), HEADER_BYTES))
+
+    def find(self, offset: int) -> int:
+        """The chunk that holds `offset`, which must not be below the first."""
+        return int(np.searchsorted(self.records["chunk_id"], np.uint64(offset), side="right")) - 1
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+class LocalLog:
+    """The segments of one directory, as of the last `refresh`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._segments: dict[int, Segment] = {}
+
+    def refresh(self) -> None:
+        """Look at the directory again."""
+        names = [osiris_file.parse_file_name(entry.name) for entry in os.scandir(self.path)]
+        found = sorted({name[0] for name in names if name is not None and name[1] == "segment"})
+        kept = {first: self._segments[first] for first in found if first in self._segments}
+        # All but the last two were complete when they were last looked at and never change again.
+        for first in found:
+            known = kept.get(first)
+            if known is None or known.last or first == found[-1]:
+                segment = self._load(first, last=first == found[-1])
+                if segment is None:
+                    kept.pop(first, None)
+                else:
+                    kept[first] = segment
+        self._segments = {first: kept[first] for first in found if first in kept}
+
+    def _load(self, first: int, *, last: bool) -> Segment | None:
+        path = self.path / osiris_file.file_name(first, "segment")
+        try:
+            size = path.stat().st_size
+            index = path.with_suffix(".index").read_bytes()
+        except FileNotFoundError:
+            return None
+        if size < FILE_HEADER_BYTES or len(index) < FILE_HEADER_BYTES:
+            return Segment(first, path, np.empty(0, INDEX_DTYPE), FILE_HEADER_BYTES, first, last)
+        records = osiris_file.decode_index(index)
+        records = records[: int(np.searchsorted(records["position"], size - HEADER_BYTES, side="right"))]
+        osiris_file.check_index(records)
+        segment = Segment(first, path, records, FILE_HEADER_BYTES, first, last)
+        try:
+            self._settle_end(segment, size)
+        except FileNotFoundError:
+            return None
+        return segment
+
+    def _settle_end(self, segment: Segment, size: int) -> None:
+        """Leave out the last chunk if it is not complete yet."""
+        while len(segment.records):
+            header = segment.header(len(segment.records) - 1)
+            record = segment.records[-1]
+            end = int(record["position"]) + header.length
+            if header.chunk_id != int(record["chunk_id"]) or header.epoch != int(record["epoch"]):
+                raise Corrupt(segment.path.name, int(record["position"]), "the index names another chunk")
+            if end <= size:
+                segment.end, segment.next_id = end, header.next_id
+                return
+            segment.records = segment.records[:-1]
+
+    @property
+    def segments(self) -> list[Segment]:
+        """By first id; those without any complete chunk are left out."""
+        return [segment for segment in self._segments.values() if len(segment.records)]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no complete chunk."""
+        return not self.segments
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the first record. 0 where there is none."""
+        segments = self.segments
+        return int(segments[0].records["chunk_id"][0]) if segments else 0
+
+    @property
+    def next_offset(self) -> int:
+        """Offset behind the last complete chunk."""
+        segments = self.segments
+        return segments[-1].next_id if segments else 0
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the last complete chunk."""
+        segments = self.segments
+        return int(segments[-1].records["epoch"][-1]) if segments else 0
+
+    @property
+    def first_timestamp(self) -> int:
+        """Timestamp of the first chunk, or -1."""
+        segments = self.segments
+        return int(segments[0].records["timestamp"][0]) if segments else -1
+
+    def segment_of(self, offset: int) -> Segment | None:
+        """The segment that holds `offset`."""
+        for segment in reversed(self.segments):
+            if segment.first_id <= offset:
+                return segment if offset < segment.next_id else None
+        return None
+
+    def identity(self, chunk_id: int) -> tuple[int, int, int] | None:
+        """Epoch, id and checksum of the chunk with this id, or None where there is no such chunk."""
+        segment = self.segment_of(chunk_id)
+        if segment is None:
+            return None
+        number = segment.find(chunk_id)
+        if int(segment.records["chunk_id"][number]) != chunk_id:
+            return None
+        return segment.header(number).identity
+
+    def untiered(self, offset: int) -> tuple[int, int | None]:
+        """Bytes of chunks from `offset` on, and the timestamp of the first of them."""
+        size, oldest = 0, None
+        for segment in self.segments:
+            if segment.next_id <= offset:
+                continue
+            number = max(segment.find(offset), 0) if offset > segment.first_id else 0
+            size += segment.end - int(segment.records["position"][number])
+            if oldest is None:
+                oldest = int(segment.records["timestamp"][number])
+        return size, oldest

@@ -1,0 +1,290 @@
+"""From a directory of segments into the bucket: cut, upload in parallel, apply in order, persist.
+
+`run_once` brings the remote tier up to the local log and ends. `follow` does so again and again. Both begin
+by resolving the manifest, and both check that the log they have is the one that was tiered before: the last
+chunk in the bucket must have the same epoch, id and checksum in the local log, because offsets alone would
+splice two different timelines silently.
+
+What is uploaded but not yet in a root is never lost by a failure: the next resolve finds it by the chain of
+trailers. Uploads finish in any order; they are applied as the longest run from the end of the manifest.
+An upload that finds its key taken by another cut of the same log adopts it, and cutting goes on from its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.coordination import Coordinator
+from forebay.errors import NotFound, OutcomeUnknown, PreconditionFailed
+from forebay.kit.clock import Clock
+from forebay.storage import ObjectStore
+from forebay.stream._config import TierConfig
+from forebay.stream._cutter import Cut, cuts
+from forebay.stream._errors import Diverged
+from forebay.stream._local import LocalLog
+from forebay.stream._lookup import Lookup
+from forebay.stream._manifest import FragmentInfo
+from forebay.stream._remote import RemoteTier
+
+__all__ = ["Lag", "StreamTier", "TierProgress"]
+
+RESOLVES_MAX = 20
+"""How often in a row a writer may lose the race for the root before it gives up and says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What is not yet in the bucket."""
+
+    bytes: int
+    records: int
+    age_ms: int
+    """Age of the oldest chunk that is not in a root, in milliseconds. 0 where there is none."""
+
+
+@dataclass(slots=True)
+class TierProgress:
+    """What one tier has done since it was made."""
+
+    fragments: int = 0
+    bytes: int = 0
+    adopted: int = 0
+    """Fragments that were in the bucket already."""
+    roots: int = 0
+    removed: int = 0
+    """Fragments removed by retention."""
+
+
+class StreamTier:
+    """One stream on its way into the bucket."""
+
+    def __init__(
+        self,
+        path: Path,
+        store: ObjectStore,
+        *,
+        stream: str | None = None,
+        coordinator: Coordinator | None = None,
+        epoch: int | None = None,
+        config: TierConfig | None = None,
+        clock: Clock,
+        randomness: random.Random,
+    ) -> None:
+        self.config = config or TierConfig()
+        self.log = LocalLog(path)
+        self.remote = RemoteTier(
+            stream or path.name,
+            store,
+            coordinator=coordinator,
+            epoch=epoch or 0,
+            config=self.config,
+            clock=clock,
+            randomness=randomness,
+        )
+        self.progress = TierProgress()
+        self._epoch = epoch
+        self._clock = clock
+        self._resolved = False
+        self._last: FragmentInfo | None = None
+        self._changed_at: float | None = None
+
+    @property
+    def stream(self) -> str:
+        """The id of the stream."""
+        return self.remote.keys.stream
+
+    def lag(self) -> Lag:
+        """What the current root does not hold, as of the last look at the files."""
+        offset = self.remote.persisted.next_offset
+        size, oldest = self.log.untiered(offset)
+        records = max(self.log.next_offset - max(offset, self.log.first_offset), 0)
+        return Lag(size, records, max(self._clock.now_ms() - oldest, 0) if oldest is not None else 0)
+
+    async def run_once(self) -> None:
+        """Tier everything that is there, the open end included, and persist it."""
+        await self._with_resolve(self._all_of_it)
+
+    async def follow(self) -> None:
+        """Keep up with the log until cancelled."""
+        while True:
+            await self._with_resolve(self.step)
+            await self._clock.sleep(self.config.poll_interval_ms / 1000)
+
+    async def _with_resolve(self, work: object) -> None:
+        """Do the work on a resolved manifest; resolve again where another writer came first."""
+        assert callable(work)
+        for attempt in range(RESOLVES_MAX):
+            try:
+                self.log.refresh()
+                if not self._resolved:
+                    await self._resolve()
+                await work()
+            except (PreconditionFailed, OutcomeUnknown, FileNotFoundError):
+                self._resolved = False
+                if attempt + 1 == RESOLVES_MAX:
+                    raise
+                await self._clock.sleep(self.config.retry.wait_s(attempt + 1, self.remote.calls.random))
+            except BaseException:
+                self._resolved = False
+                raise
+            else:
+                return
+
+    async def _all_of_it(self) -> None:
+        await self._upload(None)
+        await self._persist()
+        await self._retain()
+
+    async def step(self) -> None:
+        """One round of `follow`: upload what is due, persist what is due, retain."""
+        before_ms = self._clock.now_ms() - self.config.fragment_age_ms
+        await self._upload(before_ms)
+        if self._root_is_due():
+            await self._persist()
+            await self._retain()
+        elif not self.remote.pending:
+            await self._retain()
+
+    def _root_is_due(self) -> bool:
+        pending = len(self.remote.pending)
+        if not pending:
+            return False
+        if self._changed_at is None:
+            self._changed_at = self._clock.monotonic()
+        age_ms = (self._clock.monotonic() - self._changed_at) * 1000
+        return pending >= self.config.changes_max or age_ms >= self.config.root_interval_ms
+
+    async def _persist(self) -> None:
+        if await self.remote.persist():
+            self.progress.roots += 1
+        # Fragments that came while the root was written wait from now on, not for ever.
+        self._changed_at = self._clock.monotonic() if self.remote.pending else None
+
+    async def _retain(self) -> None:
+        removed = await self.remote.retain(self.config.retention)
+        self.progress.removed += removed
+        self.progress.roots += bool(removed)
+
+    async def _resolve(self) -> None:
+        self.remote.epoch = self.log.epoch if self._epoch is None else self._epoch
+        await self.remote.resolve()
+        self._last = await self.remote.trailing()
+        await self._check_timeline()
+        self._resolved = True
+
+    async def _check_timeline(self) -> None:
+        """The last chunk in the bucket is the one of that id in the local log, if that is still there."""
+        if self._last is None or self.log.empty:
+            return
+        try:
+            tail = await self.remote.fragments.tail(self._last.first_offset)
+        except NotFound as error:
+            raise OutcomeUnknown("resolve", reason=f"{error.key} is gone") from error
+        chunk_id = tail.last.chunk_id
+        if chunk_id < self.log.first_offset:
+            return
+        if chunk_id < self.log.next_offset:
+            mine = self.log.identity(chunk_id)
+            if mine != tail.last.identity:
+                reason = f"the bucket has chunk {tail.last.identity}, the local log {mine}"
+                raise Diverged(self.stream, offset=chunk_id, reason=reason)
+            return
+        await self._check_behind()
+
+    async def _check_behind(self) -> None:
+        """The bucket is ahead: fine for a replica that lags, if its last chunk is in there."""
+        mine = self.log.segments[-1].header(-1)
+        theirs = await self.remote_identity(mine.chunk_id)
+        if theirs is not None and theirs != mine.identity:
+            reason = f"the bucket has chunk {theirs}, the local log {mine.identity}"
+            raise Diverged(self.stream, offset=mine.chunk_id, reason=reason)
+
+    async def remote_identity(self, chunk_id: int) -> tuple[int, int, int] | None:
+        """Epoch, id and checksum of a chunk in the remote tier; None where it is not in there any more."""
+        lookup = Lookup(self.remote.nodes, self.remote.fragments)
+        header = await lookup.chunk_header(self.remote.persisted, self.remote.pending, chunk_id)
+        return None if header is None else header.identity
+
+    async def _upload(self, before_ms: int | None) -> None:
+        while True:
+            start = self._start()
+            if start is None:
+                return
+            batch: list[Cut] = []
+            for cut in cuts(
+                self.log,
+                start,
+                target_bytes=self.config.fragment_bytes,
+                before_ms=before_ms,
+                last=self._last,
+            ):
+                batch.append(cut)
+                if len(batch) >= self.config.uploads_max * 4:
+                    break
+            if not batch:
+                return
+            await self._upload_batch(batch)
+            if self._root_is_due():
+                await self._persist()
+
+    def _start(self) -> int | None:
+        """Where cutting goes on; None where the log has nothing new."""
+        if self.log.empty:
+            return None
+        if self.remote.empty:
+            return self.log.first_offset
+        offset = self.remote.next_offset
+        if self.log.first_offset > offset:
+            self.remote.declare_gap(self.log.first_offset)
+            return self.log.first_offset
+        if offset >= self.log.next_offset:
+            return None
+        segment = self.log.segment_of(offset)
+        if segment is None or int(segment.records["chunk_id"][segment.find(offset)]) != offset:
+            raise Diverged(self.stream, offset=offset, reason="no chunk of the local log begins there")
+        return offset
+
+    async def _upload_batch(self, batch: Sequence[Cut]) -> None:
+        """Upload in parallel and apply in order; where an adopted fragment ends elsewhere, stop there."""
+        room = asyncio.Semaphore(self.config.uploads_max)
+
+        async def one(cut: Cut) -> FragmentInfo:
+            async with room:
+                return await self.remote.fragments.put(cut.body(), self.log.identity)
+
+        tasks = [asyncio.create_task(one(cut)) for cut in batch]
+        try:
+            await self._apply_in_order(batch, tasks)
+        except (Exception, asyncio.CancelledError):
+            await _abandon(tasks)
+            raise
+        await _abandon(tasks)
+
+    async def _apply_in_order(
+        self, batch: Sequence[Cut], tasks: Sequence[asyncio.Task[FragmentInfo]]
+    ) -> None:
+        for cut, task in zip(batch, tasks, strict=True):
+            info = await task
+            self._apply(cut, info)
+            if info.next_offset != cut.next_offset:
+                return
+
+    def _apply(self, cut: Cut, info: FragmentInfo) -> None:
+        self.remote.append([info])
+        self._last = info
+        if self._changed_at is None:
+            self._changed_at = self._clock.monotonic()
+        self.progress.fragments += 1
+        self.progress.bytes += info.data_bytes
+        self.progress.adopted += info.next_offset != cut.next_offset
+
+
+async def _abandon(tasks: Sequence[asyncio.Task[FragmentInfo]]) -> None:
+    """Let go of uploads whose cut is not wanted any more; the bucket keeps what it has for the next look."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
