@@ -19,6 +19,7 @@ from forebay.log import (
     OffsetOutOfRange,
     ProducerConfig,
     TopicExists,
+    TopicPartition,
     TopicSettings,
     UnknownTopic,
 )
@@ -295,6 +296,34 @@ def test_importing_forebay_loads_nothing_heavy() -> None:
         "sys.exit(', '.join(heavy) or 0)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+# -- Groups
+
+
+def test_a_group_consumes_through_the_front_door(bay: Bay) -> None:
+    bay.topics.create("orders", partitions=2)
+    with bay.producer(FAST) as out:
+        for partition in (0, 1):
+            out.send("orders", [b"a", b"b"], partition=partition)
+    with bay.groups.consumer("billing", ["orders"]) as consumer:
+        batches = consumer.poll(timeout_s=10)
+        assert sum(batch.num_rows for batch in batches) == 4
+        assert consumer.poll(timeout_s=0) == []
+        consumer.commit()
+        assert bay.groups.describe("billing").members[0].member_id == consumer.member_id
+    assert bay.groups.list() == ["billing"]
+    described = bay.groups.describe("billing")
+    assert (described.records, described.seconds, described.members) == (0, 0.0, ())
+    plans = bay.groups.reset("billing", to=datetime.now(UTC) - timedelta(days=1), dry_run=True)
+    assert [(plan.before, plan.after) for plan in plans] == [(3, 1), (3, 1)]
+    bay.groups.reset("billing", to="earliest")
+    place = TopicPartition("orders", 0)
+    assert bay.groups.committed("billing")[place].offset == 1
+    bay.groups.commit("billing", {place: 2}, generation=1_000)
+    assert bay.groups.describe("billing").records == 3
+    bay.groups.delete("billing")
+    assert bay.groups.list() == []
 
 
 # -- asyncio

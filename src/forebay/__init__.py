@@ -13,7 +13,7 @@ from forebay._version import __version__
 
 if typing.TYPE_CHECKING:
     from forebay._connect import Location
-    from forebay.log import ReaderConfig, WriterConfig
+    from forebay.log import GroupConfig, ReaderConfig, WriterConfig
     from forebay.sync import Bay
 
 __all__ = ["__version__", "connect"]
@@ -27,6 +27,7 @@ def connect(
     *,
     writer_config: WriterConfig | None = None,
     reader_config: ReaderConfig | None = None,
+    group_config: GroupConfig | None = None,
 ) -> Bay:
     """Open a deployment: `with forebay.connect("./data") as bay`.
 
@@ -35,7 +36,13 @@ def connect(
     """
     from forebay import sync
 
-    return sync.connect(location, coordinator, writer_config=writer_config, reader_config=reader_config)
+    return sync.connect(
+        location,
+        coordinator,
+        writer_config=writer_config,
+        reader_config=reader_config,
+        group_config=group_config,
+    )
 
 
 def __getattr__(name: str) -> typing.Any:

@@ -20,6 +20,8 @@ from forebay.errors import Closed, ForebayError, UsageError
 from forebay.log import (
     RECORD_SCHEMA,
     Catalog,
+    GroupConfig,
+    Groups,
     LogReader,
     LogWriter,
     PartitionOffsets,
@@ -118,11 +120,11 @@ class Bay:
         *,
         writer_config: WriterConfig | None = None,
         reader_config: ReaderConfig | None = None,
+        group_config: GroupConfig | None = None,
     ) -> None:
         self._location = location
         self._coordinator = coordinator
-        self._writer_config = writer_config
-        self._reader_config = reader_config
+        self._configs = (writer_config, reader_config, group_config)
         self._open: _Open | None = None
 
     async def open(self) -> None:
@@ -130,7 +132,7 @@ class Bay:
         if self._open is not None:
             raise UsageError("this bay is open already", hint="call connect again for another one")
         parts = open_parts(self._location, self._coordinator)
-        self._open = _Open(parts, self._writer_config, self._reader_config)
+        self._open = _Open(parts, *self._configs)
 
     async def close(self) -> None:
         """Flush and close the producers, then let go of everything. Closing twice is fine."""
@@ -151,6 +153,11 @@ class Bay:
     def topics(self) -> Topics:
         """The topics."""
         return Topics(self._opened.writer.catalog, self._opened.reader)
+
+    @property
+    def groups(self) -> Groups:
+        """The consumer groups: `async with bay.groups.consumer("billing", ["orders"]) as consumer: ...`"""
+        return self._opened.groups
 
     @property
     def parts(self) -> Parts:
@@ -212,7 +219,11 @@ class _Open:
     """What exists while a bay is open."""
 
     def __init__(
-        self, parts: Parts, writer_config: WriterConfig | None, reader_config: ReaderConfig | None
+        self,
+        parts: Parts,
+        writer_config: WriterConfig | None,
+        reader_config: ReaderConfig | None,
+        group_config: GroupConfig | None,
     ) -> None:
         self.parts = parts
         self.reader = LogReader(
@@ -231,6 +242,15 @@ class _Open:
             randomness=parts.randomness,
             config=writer_config,
             metrics=parts.metrics,
+        )
+        self.groups = Groups(
+            parts.coordinator,
+            self.reader,
+            self.writer.catalog,
+            clock=parts.clock,
+            ids=parts.ids,
+            randomness=parts.randomness,
+            config=group_config,
         )
         self._producers: dict[Producer, None] = {}
 
@@ -286,10 +306,17 @@ def connect(
     *,
     writer_config: WriterConfig | None = None,
     reader_config: ReaderConfig | None = None,
+    group_config: GroupConfig | None = None,
 ) -> Bay:
     """Open a deployment: `async with connect("./data") as bay`.
 
     `location` is a directory, which holds store and coordinator, or the URL of a store; `coordinator` is then
     the URL of the coordinator.
     """
-    return Bay(location, coordinator, writer_config=writer_config, reader_config=reader_config)
+    return Bay(
+        location,
+        coordinator,
+        writer_config=writer_config,
+        reader_config=reader_config,
+        group_config=group_config,
+    )

@@ -27,11 +27,13 @@ from forebay import aio
 from forebay._connect import Location, Position
 from forebay._loop_thread import LoopThread, close_at_exit
 from forebay._sending import Delivery, Outgoing, PartlyDelivered, not_yet, size_of
+from forebay._sync_groups import Consumer, Groups
 from forebay.aio import TopicDescription
 from forebay.errors import Backpressure, Closed, ForebayError
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.log import (
     RECORD_SCHEMA,
+    GroupConfig,
     PartitionOffsets,
     ProducerConfig,
     ReaderConfig,
@@ -42,7 +44,9 @@ from forebay.log import (
 
 __all__ = [
     "Bay",
+    "Consumer",
     "Delivery",
+    "Groups",
     "PartlyDelivered",
     "Producer",
     "Receipt",
@@ -221,12 +225,18 @@ class Bay:
             self._thread.stop()
             raise
         self._topics = Topics(self._thread, bay.topics)
+        self._groups = Groups(self._thread, bay.groups)
         close_at_exit(self)
 
     @property
     def topics(self) -> Topics:
         """The topics."""
         return self._topics
+
+    @property
+    def groups(self) -> Groups:
+        """The consumer groups."""
+        return self._groups
 
     def producer(self, config: ProducerConfig | None = None) -> Producer:
         """A producer: `with bay.producer() as out: ...`"""
@@ -311,10 +321,18 @@ def connect(
     *,
     writer_config: WriterConfig | None = None,
     reader_config: ReaderConfig | None = None,
+    group_config: GroupConfig | None = None,
 ) -> Bay:
     """Open a deployment: `with connect("./data") as bay`.
 
     `location` is a directory, which holds store and coordinator, or the URL of a store; `coordinator` is then
     the URL of the coordinator.
     """
-    return Bay(aio.connect(location, coordinator, writer_config=writer_config, reader_config=reader_config))
+    bay = aio.connect(
+        location,
+        coordinator,
+        writer_config=writer_config,
+        reader_config=reader_config,
+        group_config=group_config,
+    )
+    return Bay(bay)

@@ -16,6 +16,10 @@ from forebay.log._errors import (
 from forebay.log._explain import Explanation, explain
 from forebay.log._fencing import FenceState, Fencing
 from forebay.log._fetched import Fetched, FetchedBatch, ReaderConfig, ReadRequest
+from forebay.log._group_consumer import GroupConsumer
+from forebay.log._group_member import GroupConfig, GroupMember
+from forebay.log._group_records import GenerationFenced, GroupBusy, GroupOffset, MemberRecord, TopicPartition
+from forebay.log._groups import GroupDescription, GroupLag, GroupReset, Groups
 from forebay.log._reader import LogReader
 from forebay.log._resolve import PartitionOffsets
 from forebay.log._retention import Retention, RetentionReport
@@ -49,8 +53,19 @@ __all__ = [
     "Fencing",
     "Fetched",
     "FetchedBatch",
+    "GenerationFenced",
+    "GroupBusy",
+    "GroupConfig",
+    "GroupConsumer",
+    "GroupDescription",
+    "GroupLag",
+    "GroupMember",
+    "GroupOffset",
+    "GroupReset",
+    "Groups",
     "LogReader",
     "LogWriter",
+    "MemberRecord",
     "MemoryTailCache",
     "OffsetOutOfRange",
     "OutOfSequence",
@@ -66,6 +81,7 @@ __all__ = [
     "Topic",
     "TopicDeleted",
     "TopicExists",
+    "TopicPartition",
     "TopicSettings",
     "Trimmed",
     "Trimmer",

@@ -6,14 +6,17 @@
     llog/{topic}/partitions/{partition}/meta/compactor-claim     who compacts, ephemeral
     llog/{topic}/partitions/{partition}/index/{end:020d}         one entry per append or compacted range
     llog-catalog/topics/{topic}                                  topics and their settings
-    llog-groups/{group}/...                                      consumer groups
+    llog-catalog/groups/{group}                                  names of consumer groups
+    llog-groups/{group}/meta/state                               generation, members and who has what
+    llog-groups/{group}/members/{member}                         a live member, ephemeral
+    llog-groups/{group}/offsets/{topic}:{partition:05d}          how far the group has come, and its owner
 
     llog/wal-shared/{uuid}                                       object: batches of many partitions
     llog/{topic}/partitions/{partition}/data/compacted/{uuid}    object: one compacted range
     llog/{topic}/partitions/{partition}/data/wal/{uuid}          object: one batch, older layout, still read
 
 All coordinator keys of a partition carry the partition key `{topic}:{partition}`, so they live on one shard
-and one request changes them in one step. The last part of a coordinator key may not hold a dot (see the
+and one request changes them in one step. All keys of a group carry `llog-group:{group}`. The last part of a coordinator key may not hold a dot (see the
 contract of `forebay.coordination`), so names that end a key are escaped.
 """
 
@@ -31,18 +34,23 @@ __all__ = [
     "OFFSET_DIGITS",
     "PARTITION_MAX",
     "ROOT",
+    "GroupKeys",
     "PartitionKeys",
     "escaped",
+    "group_key",
+    "groups_range",
     "shared_wal_key",
     "topic_key",
     "topics_range",
     "unescaped",
+    "validate_group",
     "validate_topic",
 ]
 
 ROOT: Final = "llog"
 """First part of every key of the log."""
 CATALOG: Final = "llog-catalog"
+GROUPS: Final = "llog-groups"
 CATALOG_PARTITION_KEY: Final = "llog-catalog"
 """Topics are few and listed as a whole: they all live on one shard."""
 OFFSET_DIGITS: Final = 20
@@ -117,6 +125,63 @@ class PartitionKeys:
         return f"{self.root}/data/compacted/{unique}"
 
 
+@dataclass(frozen=True, slots=True)
+class GroupKeys:
+    """The keys of one consumer group."""
+
+    group: str
+
+    def __post_init__(self) -> None:
+        validate_group(self.group)
+
+    @property
+    def partition_key(self) -> str:
+        """What keeps the group's keys on one shard."""
+        return f"llog-group:{self.group}"
+
+    @property
+    def root(self) -> str:
+        """The directory of the group."""
+        return f"{GROUPS}/{self.group}"
+
+    @property
+    def meta(self) -> str:
+        """The directory of the state, to be watched."""
+        return f"{self.root}/meta"
+
+    @property
+    def state(self) -> str:
+        """Generation, members, assignment."""
+        return f"{self.root}/meta/state"
+
+    @property
+    def members(self) -> str:
+        """The directory of the members, to be watched."""
+        return f"{self.root}/members"
+
+    def member(self, member_id: str) -> str:
+        """One live member."""
+        return f"{self.root}/members/{escaped(member_id)}"
+
+    def offset(self, topic: str, partition: int) -> str:
+        """How far the group has come in one partition."""
+        return f"{self.root}/offsets/{escaped(topic)}:{partition:05d}"
+
+    def offsets_range(self) -> tuple[str, str]:
+        """All of them."""
+        return children(f"{self.root}/offsets")
+
+
+def group_key(group: str) -> str:
+    """The catalog entry of a group."""
+    return f"{CATALOG}/groups/{escaped(validate_group(group))}"
+
+
+def groups_range() -> tuple[str, str]:
+    """All catalog entries of groups."""
+    return children(f"{CATALOG}/groups")
+
+
 def shared_wal_key(unique: str) -> str:
     """A new shared write-ahead object."""
     return f"{ROOT}/wal-shared/{unique}"
@@ -140,6 +205,16 @@ def validate_topic(topic: str) -> str:
             hint=f"letters, digits, '.', '_', '-', up to {TOPIC_CHARS_MAX}, first a letter or digit",
         )
     return topic
+
+
+def validate_group(group: str) -> str:
+    """Return the name, or raise: as a topic's."""
+    if len(group) > TOPIC_CHARS_MAX or not _TOPIC.fullmatch(group):
+        raise UsageError(
+            f"invalid group name {group[:TOPIC_CHARS_MAX]!r}",
+            hint=f"letters, digits, '.', '_', '-', up to {TOPIC_CHARS_MAX}, first a letter or digit",
+        )
+    return group
 
 
 def escaped(name: str) -> str:

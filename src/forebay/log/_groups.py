@@ -1,0 +1,377 @@
+"""Consumer groups seen from outside: list, describe with lag, commit, reset, delete.
+
+Lag in records is the number of records between the committed offset and the end. Lag in seconds is the age of
+the oldest record that is not consumed, and nothing where all are; inside a compacted range it counts from the
+range's first append, so it may be too high there, never too low.
+
+A commit from outside a group (a Spark job, an HTTP client) is fenced by a generation of its own choosing: it
+is refused where the partition was committed under a higher one, and where a live member owns it. A reset or a
+deletion rewrites or removes the records that members hold, so it fences them all; it is refused while there
+are any, unless forced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from forebay.coordination import Coordinator, Delete, DeleteRange, Operation
+from forebay.errors import ForebayError, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
+from forebay.kit.clock import Clock
+from forebay.kit.ids import IdSource
+from forebay.kit.retry import retry
+from forebay.log._errors import OffsetOutOfRange
+from forebay.log._group_consumer import GroupConsumer, StartAt
+from forebay.log._group_member import GroupConfig, GroupMember, enter_group
+from forebay.log._group_offsets import GroupOffsets, Held, Refused
+from forebay.log._group_records import (
+    GenerationFenced,
+    GroupBusy,
+    GroupOffset,
+    GroupState,
+    MemberRecord,
+    TopicPartition,
+)
+from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, group_key, groups_range
+from forebay.log._reader import LogReader
+from forebay.log._records import decode_record
+from forebay.log._topics import Catalog
+
+__all__ = ["GroupDescription", "GroupLag", "GroupReset", "Groups", "ResetTo"]
+
+ResetTo: TypeAlias = Literal["earliest", "latest"] | int
+"""One of the two ends, or an offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """How far a group is behind in one partition."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    """Next offset to be read; None: nothing was committed."""
+    earliest: int
+    next: int
+    """Next offset to be written."""
+    records: int
+    """Records not consumed."""
+    seconds: float
+    """Age of the oldest of them; 0 where there is none."""
+    owner: str
+    """The member that reads it; empty: none."""
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group, its members and its lag."""
+
+    group: str
+    generation: int
+    members: tuple[MemberRecord, ...]
+    """Those that are alive."""
+    partitions: tuple[GroupLag, ...]
+
+    @property
+    def records(self) -> int:
+        """Lag of all partitions."""
+        return sum(each.records for each in self.partitions)
+
+    @property
+    def seconds(self) -> float:
+        """Lag of the slowest partition."""
+        return max((each.seconds for each in self.partitions), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReset:
+    """What a reset did, or would do, to one partition."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+
+
+class Groups:
+    """All consumer groups of a log."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        reader: LogReader,
+        catalog: Catalog,
+        *,
+        clock: Clock,
+        ids: IdSource,
+        randomness: random.Random,
+        config: GroupConfig | None = None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._reader = reader
+        self._catalog = catalog
+        self._clock = clock
+        self._ids = ids
+        self._random = randomness
+        self._config = config or GroupConfig()
+        self._entered: set[str] = set()
+
+    def member(self, group: str, topics: Iterable[str], *, name: str = "member") -> GroupMember:
+        """A member of a group: `async with groups.member("billing", ["orders"]) as member: ...`"""
+        return GroupMember(
+            self._coordinator,
+            self._catalog,
+            group,
+            topics,
+            clock=self._clock,
+            ids=self._ids,
+            randomness=self._random,
+            config=replace(self._config, member_name=name),
+        )
+
+    def consumer(
+        self, group: str, topics: Iterable[str], *, name: str = "member", start_at: StartAt = "earliest"
+    ) -> GroupConsumer:
+        """A member that reads: `async with groups.consumer("billing", ["orders"]) as consumer: ...`"""
+        member = self.member(group, topics, name=name)
+        return GroupConsumer(member, self._reader, clock=self._clock, start_at=start_at)
+
+    # -- looking
+
+    async def committed(self, group: str) -> dict[TopicPartition, GroupOffset]:
+        """What was committed, by partition. One request."""
+        return {place: held.record for place, held in (await self._offsets(group).read()).items()}
+
+    async def describe(self, group: str) -> GroupDescription:
+        """Members and lag; raises `NotFound` where there is no such group."""
+        keys = GroupKeys(group)
+        if await self._get(group_key(group), CATALOG_PARTITION_KEY) is None:
+            raise NotFound(group, hint="a group comes into being with its first member or commit")
+        record = await self._get(keys.state, keys.partition_key)
+        state = GroupState() if record is None else decode_record(GroupState, keys.state, record.value)
+        members = await self._members(keys)
+        places = await self._places(group, state)
+        lags = await asyncio.gather(*(self._lag(offset) for offset in places))
+        return GroupDescription(
+            group, state.generation, tuple(members), tuple(lag for lag in lags if lag is not None)
+        )
+
+    async def lag(self, group: str, topic: str, partition: int) -> GroupLag | None:
+        """How far the group is behind in one partition; None where there is no such partition."""
+        place = TopicPartition(topic, partition)
+        found = (await self.committed(group)).get(place)
+        return await self._lag(found or GroupOffset(topic=topic, partition=partition))
+
+    async def _places(self, group: str, state: GroupState) -> list[GroupOffset]:
+        """Every partition that was committed or is assigned."""
+        found = await self.committed(group)
+        for member, places in state.assignment.items():
+            for topic, partition in places:
+                blank = GroupOffset(topic=topic, partition=partition, owner=member)
+                found.setdefault(TopicPartition(topic, partition), blank)
+        return [found[place] for place in sorted(found)]
+
+    async def _lag(self, offset: GroupOffset) -> GroupLag | None:
+        try:
+            ends = await self._reader.offsets(offset.topic, offset.partition)
+            position = max(ends.earliest, ends.earliest if offset.offset is None else offset.offset)
+            records = max(0, ends.next - position)
+            time_ms = None
+            if records:
+                time_ms = await self._reader.time_of(offset.topic, offset.partition, position)
+        except (LookupError, OffsetOutOfRange):
+            return None  # The topic was deleted, or trimmed in between: there is nothing to be behind of.
+        age_ms = 0 if time_ms is None else max(0, self._clock.now_ms() - time_ms)
+        return GroupLag(
+            offset.topic,
+            offset.partition,
+            offset.offset,
+            ends.earliest,
+            ends.next,
+            records,
+            age_ms / 1000,
+            offset.owner,
+            offset.generation,
+        )
+
+    # -- changing
+
+    async def commit(self, group: str, offsets: Mapping[TopicPartition, int], *, generation: int = 0) -> None:
+        """Commit from outside: next offsets to be read. Two round trips, whatever the number of partitions.
+
+        Raises `GenerationFenced` where a partition belongs to a live member or to a higher generation; the
+        others are committed.
+        """
+        if group not in self._entered:
+            await enter_group(self._coordinator, group, self._retry)
+            self._entered.add(group)
+        store = self._offsets(group)
+        found = await store.read()
+        live = (
+            {member.member_id for member in await self._members(GroupKeys(group))} if _owned(found) else set()
+        )
+        changes: dict[TopicPartition, tuple[Held, GroupOffset]] = {}
+        refused: list[ForebayError] = []
+        for place, offset in offsets.items():
+            held = found.get(place, store.absent(place))
+            record = held.record
+            if record.generation > generation or record.owner in live:
+                refused.append(_fenced(group, place, generation, record))
+            elif record.offset is not None and offset < record.offset:
+                refused.append(
+                    UsageError(f"{place} is committed up to {record.offset}", hint="reset the group instead")
+                )
+            else:
+                changes[place] = (held, self._moved(record, offset, generation))
+        refused += _problems(group, generation, await store.write(changes))
+        if refused:
+            raise refused[0]
+
+    async def reset(
+        self,
+        group: str,
+        partitions: Sequence[TopicPartition] | None = None,
+        *,
+        to: ResetTo | None = None,
+        to_time_ms: int | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> list[GroupReset]:
+        """Move a group to one end, an offset or a time, in the partitions named or all it knows.
+
+        An offset outside the log becomes the nearer end. Raises `GroupBusy` where members are alive, unless
+        forced: they are fenced then, claim again, and go on from the new offset.
+        """
+        if (to is None) == (to_time_ms is None):
+            raise UsageError("a reset goes to one place", hint="give either `to` or `to_time_ms`")
+        store = self._offsets(group)
+        found = await store.read()
+        chosen = sorted(found) if partitions is None else list(partitions)
+        afters = await asyncio.gather(*(self._target(place, to, to_time_ms) for place in chosen))
+        plan = [
+            GroupReset(
+                place.topic, place.partition, found[place].record.offset if place in found else None, after
+            )
+            for place, after in zip(chosen, afters, strict=True)
+        ]
+        if dry_run:
+            return plan
+        await self._check_idle(GroupKeys(group), force)
+        await enter_group(self._coordinator, group, self._retry)
+        changes = {}
+        for place, after in zip(chosen, afters, strict=True):
+            held = found.get(place, store.absent(place))
+            changes[place] = (held, self._moved(held.record, after, held.record.generation))
+        problems = _problems(group, 0, await store.write(changes))
+        if problems:
+            raise problems[0]
+        return plan
+
+    async def delete(self, group: str, *, force: bool = False) -> None:
+        """Forget a group and its offsets. Raises `GroupBusy` where members are alive, unless forced."""
+        keys = GroupKeys(group)
+        await self._check_idle(keys, force)
+        home = keys.partition_key
+        operations: list[Operation] = [
+            DeleteRange(*keys.offsets_range(), partition_key=home),
+            Delete(keys.state, partition_key=home),
+            Delete(group_key(group), partition_key=CATALOG_PARTITION_KEY),
+        ]
+
+        async def attempt() -> None:
+            for result in await self._coordinator.write(operations):
+                result.unwrap()
+
+        await self._retry(attempt)
+        self._entered.discard(group)
+
+    async def _check_idle(self, keys: GroupKeys, force: bool) -> None:
+        members = await self._members(keys)
+        if members and not force:
+            raise GroupBusy(keys.group, len(members))
+
+    async def _target(self, place: TopicPartition, to: ResetTo | None, to_time_ms: int | None) -> int:
+        ends = await self._reader.offsets(place.topic, place.partition)
+        if to_time_ms is not None:
+            return await self._reader.offset_for_time(place.topic, place.partition, to_time_ms)
+        if to == "earliest":
+            return ends.earliest
+        if to == "latest":
+            return ends.next
+        assert isinstance(to, int)
+        return min(max(to, ends.earliest), ends.next)
+
+    def _moved(self, record: GroupOffset, offset: int, generation: int) -> GroupOffset:
+        return msgspec.structs.replace(
+            record, offset=offset, generation=generation, owner="", committed_at_ms=self._clock.now_ms()
+        )
+
+    # -- parts
+
+    def _offsets(self, group: str) -> GroupOffsets:
+        return GroupOffsets(
+            self._coordinator,
+            GroupKeys(group),
+            clock=self._clock,
+            ids=self._ids,
+            randomness=self._random,
+            policy=self._config.retry,
+        )
+
+    async def _members(self, keys: GroupKeys) -> list[MemberRecord]:
+        async def attempt() -> list[MemberRecord]:
+            scan = self._coordinator.scan_all(
+                f"{keys.members}/", f"{keys.members}//", partition_key=keys.partition_key
+            )
+            return [decode_record(MemberRecord, record.key, record.value) async for record in scan]
+
+        found: list[MemberRecord] = await self._retry(attempt)
+        return found
+
+    async def _get(self, key: str, partition_key: str) -> Any:
+        return await self._retry(lambda: self._coordinator.get(key, partition_key=partition_key))
+
+    async def _retry(self, operation: Callable[[], Awaitable[Any]]) -> Any:
+        return await retry(
+            operation,
+            policy=self._config.retry,
+            clock=self._clock,
+            randomness=self._random,
+            retryable=lambda error: isinstance(error, Unavailable | OutcomeUnknown | PreconditionFailed),
+        )
+
+    async def list(self) -> list[str]:
+        """Every group, by name. (Last in the class: its name hides the builtin from annotations.)"""
+
+        async def attempt() -> Any:
+            scan = self._coordinator.scan_all(*groups_range(), partition_key=CATALOG_PARTITION_KEY)
+            return sorted([record.value.decode() async for record in scan])
+
+        found: list[str] = await self._retry(attempt)
+        return found
+
+
+def _owned(found: Mapping[TopicPartition, Held]) -> bool:
+    return any(held.record.owner for held in found.values())
+
+
+def _fenced(group: str, place: TopicPartition, generation: int, record: GroupOffset) -> GenerationFenced:
+    return GenerationFenced(group, place, generation=generation, current=record.generation)
+
+
+def _problems(
+    group: str, generation: int, answers: Mapping[TopicPartition, Held | Refused | ForebayError]
+) -> list[ForebayError]:
+    problems: list[ForebayError] = []
+    for place, answer in answers.items():
+        if isinstance(answer, Refused):
+            problems.append(_fenced(group, place, generation, answer.found.record))
+        elif isinstance(answer, ForebayError):
+            problems.append(answer)
+    return problems
