@@ -27,7 +27,7 @@ class Patience:
     async def another(self) -> bool:
         """Wait; whether another attempt may begin. False at once where the policy is at its end."""
         wait = self._policy.wait_s(self.attempts, self._random)
-        if self.attempts >= self._policy.attempts_max or self._clock.monotonic() + wait > self._deadline:
+        if self.attempts >= self._policy.attempts_max or self._clock.monotonic() + wait >= self._deadline:
             return False
         self.attempts += 1
         await self._clock.sleep(wait)

@@ -12,6 +12,9 @@ metadata, and after anything but a clear answer we look:
 A 412 to a first try is a clear answer. A 409 is a refusal that leaves the key open (AWS sends it while
 another conditional write is under way). Where a store does not keep metadata, equal content counts as ours:
 the contract asks for unique bodies in conditional writes.
+
+One case stays: a create whose reply was lost and whose object somebody deleted before we looked is sent again
+and takes effect twice. Nothing that lies in the bucket tells it from a create that never arrived.
 """
 
 from __future__ import annotations
