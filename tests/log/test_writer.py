@@ -27,7 +27,7 @@ from forebay.kit.metrics import MetricsRegistry
 from forebay.log import AppendGroup, UnknownTopic, WriterConfig
 from forebay.log import _append as append_module
 from forebay.log import _commit as commit_module
-from forebay.log import _writer as writer_module
+from forebay.log import _upload as upload_module
 from forebay.log._keys import PartitionKeys
 from forebay.log._records import Pending, encode_record
 from forebay.log._uris import key_of, uri_of
@@ -124,10 +124,10 @@ async def test_a_call_with_too_many_groups_or_bytes_is_refused_as_a_whole(
 ) -> None:
     coordinator = MemoryCoordinator()
     writer = writer_of(coordinator=coordinator)
-    monkeypatch.setattr(writer_module, "GROUPS_PER_CALL_MAX", 2)
+    monkeypatch.setattr(upload_module, "GROUPS_PER_CALL_MAX", 2)
     with pytest.raises(LimitExceeded, match="GROUPS_PER_CALL_MAX"):
         await writer.append_shared([group("t", 0, b"a")] * 3)
-    monkeypatch.setattr(writer_module, "FLUSH_BYTES_MAX", 1_000)
+    monkeypatch.setattr(upload_module, "FLUSH_BYTES_MAX", 1_000)
     with pytest.raises(LimitExceeded, match="FLUSH_BYTES_MAX"):
         await writer.append_shared([group("t", 0, bytes(2_000))])
     assert await writer.catalog.list() == []

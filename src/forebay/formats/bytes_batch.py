@@ -256,7 +256,8 @@ def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def _lengths(array: pa.BinaryArray) -> _Lengths:
-    lengths = np.diff(_offsets(array)).astype("<u4")
+    offsets = _offsets(array)
+    lengths = (offsets[1:] - offsets[:-1]).astype("<u4")
     if array.null_count:
         lengths[array.is_null().to_numpy(zero_copy_only=False)] = _NONE
     return lengths

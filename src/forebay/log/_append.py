@@ -124,6 +124,8 @@ class Unit:
     groups: list[AppendGroup] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     """Place of each group's answer in `answers`."""
+    count: int = 0
+    """Records of all groups."""
     append_id: str = ""
     slice: Slice | None = None
     """None: to be uploaded."""
@@ -131,10 +133,11 @@ class Unit:
     uploaded_at: float = 0.0
     """When the upload began, on the monotonic clock."""
 
-    @property
-    def count(self) -> int:
-        """Records of all groups."""
-        return sum([len(group.batch) for group in self.groups])
+    def add(self, group: AppendGroup, place: int) -> None:
+        """One more group."""
+        self.groups.append(group)
+        self.places.append(place)
+        self.count += len(group.batch)
 
     def succeed(self, start_offset: int, uri: str) -> None:
         """Answer every group: the unit was committed from this offset on."""
@@ -155,6 +158,7 @@ class Unit:
         """Go on with some of the groups, the others being answered. What was uploaded is not fit any more."""
         self.groups = [self.groups[number] for number in numbers]
         self.places = [self.places[number] for number in numbers]
+        self.count = sum([len(group.batch) for group in self.groups])
         self.slice = None
 
 
@@ -163,21 +167,23 @@ def failed(group: AppendGroup, error: ForebayError) -> AppendResult:
     return AppendResult(group.topic, group.partition, None, None, len(group.batch), error=error)
 
 
-def validate_group(group: AppendGroup) -> None:
+def validate_group(group: AppendGroup, size_bytes: int) -> None:
     """Raise a `UsageError` where a group can never be appended. (Topic and partition: `PartitionKeys`.)"""
     batch = group.batch
-    if len(batch) == 0:
+    count = len(batch)
+    if count == 0:
         raise UsageError("a group holds at least one record", hint="leave empty groups out")
     if batch.values.null_count:
         raise UsageError("a record is None", hint="an empty record is b''")
-    for name in ("keys", "timestamps_ms", "headers"):
-        column = getattr(batch, name)
-        if column is not None and len(column) != len(batch):
-            raise UsageError(f"{len(column)} {name} for {len(batch)} records", hint="give one per record")
-    for column in (batch.values, batch.keys):
-        if column is not None and column.nbytes > RECORD_BYTES_MAX:
-            _check_lengths(column)
-    _validate_producer(group)
+    for column in (batch.keys, batch.timestamps_ms, batch.headers):
+        if column is not None and len(column) != count:
+            raise UsageError(f"a column of {len(column)} for {count} records", hint="give one per record")
+    if size_bytes > RECORD_BYTES_MAX:
+        for column in (batch.values, batch.keys):
+            if column is not None:
+                _check_lengths(column)
+    if group.producer_id is not None or group.sequence is not None or group.epoch is not None:
+        _validate_producer(group)
 
 
 def _check_lengths(column: pa.BinaryArray) -> None:

@@ -40,6 +40,7 @@ from forebay.errors import ForebayError, NotDone, OutcomeUnknown, PreconditionFa
 from forebay.kit.conditions import ABSENT
 from forebay.log._append import Unit
 from forebay.log._errors import Contended
+from forebay.log._keys import OFFSET_DIGITS
 from forebay.log._partition_cache import PartitionCache, PartitionState, load_state
 from forebay.log._producers import admit, judge, remember
 from forebay.log._records import Control, Cursor, Pending, encode_record
@@ -232,7 +233,8 @@ class Committer:
         for one in tries:
             if one.done or one.state is None:
                 continue
-            admit(one.unit, judge(one.unit, one.state.control or _first_control(one.state)))
+            if one.read:  # Otherwise `_distrust` has found nothing against any group.
+                admit(one.unit, judge(one.unit, one.state.control or _first_control(one.state)))
             if one.unit.groups:
                 ready.append(one)
             else:
@@ -264,7 +266,7 @@ class Committer:
         state, unit = one.state, one.unit
         assert state is not None and unit.slice is not None
         before = state.control or _first_control(state)
-        keys, where = unit.keys, unit.slice
+        names, where = state.names, unit.slice
         start = before.sequence_counter
         end = start + where.msg_count - 1
         created_at_ms = max(now_ms, state.floor_ms)
@@ -288,17 +290,18 @@ class Committer:
             pending=pending,
             producers=remember(before, unit.groups, start, created_at_ms),
         )
-        home = keys.partition_key
+        home = names.home
         value = encode_record(control)
         operations = []
         if state.control is None:
             cursor = encode_record(Cursor(offset=start))
-            operations.append(Put(keys.cursor, cursor, ABSENT, partition_key=home))
+            operations.append(Put(unit.keys.cursor, cursor, ABSENT, partition_key=home))
         elif before.pending is not None and not state.indexed:
             entry = encode_record(before.pending.index_entry())
-            operations.append(Put(keys.index(before.pending.end_offset), entry, ABSENT, partition_key=home))
+            key = f"{names.index}{before.pending.end_offset:0{OFFSET_DIGITS}d}"
+            operations.append(Put(key, entry, ABSENT, partition_key=home))
         expected = ABSENT if state.version is None else state.version
-        operations.append(Put(keys.control, value, expected, partition_key=home))
+        operations.append(Put(names.control, value, expected, partition_key=home))
         size = sum([len(operation.key) + len(operation.value) for operation in operations])
         return _Proposal(one, state, control, operations, size)
 
@@ -346,6 +349,7 @@ class Committer:
         self._cache.put(
             PartitionState(
                 unit.keys,
+                proposal.state.names,
                 proposal.control,
                 version,
                 pending.created_at_ms,

@@ -12,13 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 
-from forebay.errors import ForebayError, OutcomeUnknown, Unavailable, UsageError
+from forebay.errors import ForebayError, LimitExceeded, OutcomeUnknown, Unavailable, UsageError
 from forebay.formats import bytes_batch, shared_blob
 from forebay.kit.retry import retry
-from forebay.log._append import AppendGroup, AppendResult, Unit, failed, validate_group
+from forebay.log._append import (
+    FLUSH_BYTES_MAX,
+    GROUPS_PER_CALL_MAX,
+    AppendGroup,
+    AppendResult,
+    Unit,
+    failed,
+    validate_group,
+)
 from forebay.log._keys import PartitionKeys, shared_wal_key
 from forebay.log._uris import uri_of
 from forebay.log._writer_config import WriterParts
@@ -45,15 +54,17 @@ class Uploaded:
 
 def units_of(groups: Sequence[AppendGroup]) -> tuple[list[AppendResult | None], list[Unit]]:
     """Groups by partition, in order; those that can never be appended are answered at once."""
+    sizes = [group.size_bytes for group in groups]
+    _check_call(sizes)
     answers: list[AppendResult | None] = [None] * len(groups)
     units: list[Unit] = []
     open_units: dict[tuple[str, int], Unit] = {}
     idempotent: dict[Unit, set[tuple[str, int]]] = {}
-    for place, group in enumerate(groups):
+    for place, (group, size) in enumerate(zip(groups, sizes, strict=True)):
         try:
-            validate_group(group)
+            validate_group(group, size)
             unit = open_units.get((group.topic, group.partition))
-            keys = PartitionKeys(group.topic, group.partition) if unit is None else unit.keys
+            keys = _keys(group.topic, group.partition) if unit is None else unit.keys
         except ForebayError as error:
             answers[place] = failed(group, error)
             continue
@@ -61,11 +72,25 @@ def units_of(groups: Sequence[AppendGroup]) -> tuple[list[AppendResult | None], 
         if unit is None or unit.epoch != group.epoch or (name and name in idempotent.get(unit, ())):
             unit = open_units[group.topic, group.partition] = Unit(keys, group.epoch, answers)
             units.append(unit)
-        unit.groups.append(group)
-        unit.places.append(place)
+        unit.add(group, place)
         if name is not None:
             idempotent.setdefault(unit, set()).add(name)
     return answers, units
+
+
+# Names are checked and joined once, not in every flush.
+_keys = lru_cache(maxsize=65_536)(PartitionKeys)
+
+
+def _check_call(sizes: Sequence[int]) -> None:
+    if len(sizes) > GROUPS_PER_CALL_MAX:
+        raise LimitExceeded(
+            "GROUPS_PER_CALL_MAX", limit=GROUPS_PER_CALL_MAX, actual=len(sizes), hint="append in parts"
+        )
+    if sum(sizes) > FLUSH_BYTES_MAX:
+        raise LimitExceeded(
+            "FLUSH_BYTES_MAX", limit=FLUSH_BYTES_MAX, actual=sum(sizes), hint="append in parts"
+        )
 
 
 class Uploader:
@@ -103,10 +128,11 @@ class Uploader:
             return []
         self._metrics.uploaded(len(blob), self._clock.monotonic() - began)
         uri = uri_of(self._store, key)
-        for unit, where in zip(encoded, slices, strict=True):
+        unique = key.rpartition("/")[2]
+        for number, (unit, where) in enumerate(zip(encoded, slices, strict=True)):
             unit.slice, unit.uri, unit.uploaded_at = where, uri, began
             if not unit.append_id:
-                unit.append_id = self._ids.ulid()
+                unit.append_id = f"{unique}-{number}"
         return encoded
 
     def _part(self, unit: Unit) -> shared_blob.Part:

@@ -21,13 +21,13 @@ from types import TracebackType
 from typing import Self
 
 from forebay.coordination import WRITE_OPERATIONS_MAX, Coordinator, Put
-from forebay.errors import LimitExceeded, PreconditionFailed
+from forebay.errors import PreconditionFailed
 from forebay.kit.clock import Clock
 from forebay.kit.conditions import ABSENT
 from forebay.kit.ids import IdSource
 from forebay.kit.metrics import MetricsRegistry
 from forebay.kit.periodic import PeriodicConfig, PeriodicService
-from forebay.log._append import FLUSH_BYTES_MAX, GROUPS_PER_CALL_MAX, AppendGroup, AppendResult
+from forebay.log._append import AppendGroup, AppendResult
 from forebay.log._commit import Committer
 from forebay.log._partition_cache import PartitionCache, PartitionState
 from forebay.log._records import encode_record
@@ -78,7 +78,6 @@ class LogWriter:
 
     async def upload(self, groups: Sequence[AppendGroup]) -> Uploaded:
         """Make the groups durable, but invisible. A group that fails here is answered by `commit`."""
-        _check_call(groups)
         began = self._clock.monotonic()
         answers, units = units_of(groups)
         return Uploaded(answers, await self._uploader.upload(units) if units else [], began)
@@ -142,13 +141,3 @@ class LogWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _check_call(groups: Sequence[AppendGroup]) -> None:
-    if len(groups) > GROUPS_PER_CALL_MAX:
-        raise LimitExceeded(
-            "GROUPS_PER_CALL_MAX", limit=GROUPS_PER_CALL_MAX, actual=len(groups), hint="append in parts"
-        )
-    size = sum([group.size_bytes for group in groups])
-    if size > FLUSH_BYTES_MAX:
-        raise LimitExceeded("FLUSH_BYTES_MAX", limit=FLUSH_BYTES_MAX, actual=size, hint="append in parts")
