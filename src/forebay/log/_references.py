@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from forebay.coordination import SCAN_RECORDS_MAX, Coordinator, Delete, Operation, Record
-from forebay.errors import FormatError, NotFound, UsageError
+from forebay.errors import FormatError, NotFound, Unavailable, UsageError
 from forebay.formats import shared_blob
 from forebay.kit.clock import Clock
 from forebay.kit.retry import RetryPolicy, retry
@@ -95,21 +94,21 @@ class LogObjects:
         self._policy = policy
 
     async def listed(self, prefix: str = f"{ROOT}/", after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Objects of the log in key order. A page that fails is asked for again."""
+        """Objects of the log in key order. A listing that fails goes on behind the last key."""
+        failures = 0
         while True:
-            page = await self.patiently(lambda after=after: self._page(prefix, after))  # type: ignore[misc]
-            for info in page:
-                yield info
-            if not page:
+            try:
+                async for page in self.store.list_pages(prefix, after=after):
+                    for info in page:
+                        yield info
+                    after, failures = page[-1].key, 0
+            except Unavailable:
+                failures += 1
+                if failures >= self._policy.attempts_max:
+                    raise
+                await self._clock.sleep(self._policy.wait_s(failures, self._random))
+            else:
                 return
-            after = page[-1].key
-
-    async def _page(self, prefix: str, after: str) -> list[ObjectInfo]:
-        pages = cast("AsyncGenerator[list[ObjectInfo]]", self.store.list_pages(prefix, after=after))
-        async with aclosing(pages):
-            async for page in pages:
-                return page
-        return []
 
     async def visit(self, keys: PartitionKeys, named: Callable[[str], None]) -> Visit:
         """Call `named` with the key of every object this partition needs."""

@@ -110,9 +110,7 @@ class Vacuum:
         randomness: random.Random,
         ids: IdSource | None = None,
         config: VacuumConfig | None = None,
-        progress: Callable[[str, int], None] | None = None,
     ) -> None:
-        """`progress` hears what is being done, and to how many objects so far."""
         self.config = config or VacuumConfig()
         self._store = store
         self._clock = clock
@@ -120,7 +118,8 @@ class Vacuum:
         ids = ids or IdSource(clock, randomness)
         self._catalog = Catalog(store, coordinator, clock=clock, ids=ids, randomness=randomness)
         self._marks = MarksStore(store, ids)
-        self._progress = progress or (lambda what, count: None)
+        self.progress: Callable[[str, int], None] = lambda what, count: None
+        """Hears what is being done, and to how many so far."""
 
     async def run_once(self, *, dry_run: bool = False) -> VacuumReport:
         """One pass: delete what an earlier pass marked, mark what is new."""
@@ -139,7 +138,7 @@ class _Pass:
         self._objects = vacuum._objects
         self._catalog = vacuum._catalog
         self._marks_store = vacuum._marks
-        self._progress = vacuum._progress
+        self._progress = vacuum.progress
         self._marks = marks
         self._now_ms = vacuum._clock.now_ms()
         self._still_marked: dict[str, int] = {}

@@ -1,0 +1,125 @@
+"""What the commands around the log share: an open deployment, and how times and settings are written."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forebay.cli._deployment import Deployment
+from forebay.errors import UsageError
+from forebay.kit.clock import SystemClock
+from forebay.kit.ids import IdSource
+
+if TYPE_CHECKING:
+    from forebay.coordination import Coordinator
+    from forebay.log import Catalog, Compactor, CompactorConfig, LogReader, Vacuum, VacuumConfig
+    from forebay.log._groups import Groups
+    from forebay.log._trim import Trimmer
+    from forebay.storage import ObjectStore
+
+__all__ = ["LogParts", "open_log", "parse_time_ms"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogParts:
+    """A store, a coordinator, and what everything on them is made with."""
+
+    store: ObjectStore
+    coordinator: Coordinator
+    clock: SystemClock
+    ids: IdSource
+    randomness: random.Random
+
+    def catalog(self) -> Catalog:
+        """The topics."""
+        from forebay.log import Catalog
+
+        return Catalog(
+            self.store, self.coordinator, clock=self.clock, ids=self.ids, randomness=self.randomness
+        )
+
+    def reader(self) -> LogReader:
+        """A reader."""
+        from forebay.log import LogReader
+
+        return LogReader(self.store, self.coordinator, clock=self.clock, randomness=self.randomness)
+
+    def trimmer(self) -> Trimmer:
+        """Moves the start of partitions."""
+        from forebay.log._trim import Trimmer
+
+        return Trimmer(self.coordinator, clock=self.clock, randomness=self.randomness)
+
+    def compactor(self, config: CompactorConfig) -> Compactor:
+        """A compactor."""
+        from forebay.log import Compactor
+
+        return Compactor(
+            self.store,
+            self.coordinator,
+            clock=self.clock,
+            ids=self.ids,
+            randomness=self.randomness,
+            config=config,
+        )
+
+    def vacuum(self, config: VacuumConfig) -> Vacuum:
+        """A vacuum."""
+        from forebay.log import Vacuum
+
+        return Vacuum(
+            self.store,
+            self.coordinator,
+            clock=self.clock,
+            ids=self.ids,
+            randomness=self.randomness,
+            config=config,
+        )
+
+    def groups(self) -> Groups:
+        """The consumer groups."""
+        from forebay.log._groups import Groups
+
+        return Groups(
+            self.coordinator,
+            self.reader(),
+            self.catalog(),
+            clock=self.clock,
+            ids=self.ids,
+            randomness=self.randomness,
+        )
+
+
+@asynccontextmanager
+async def open_log(deployment: Deployment, *, create: bool = False) -> AsyncIterator[LogParts]:
+    """Open both sides. Only with `create` a data directory that is not there is made."""
+    if deployment.data is not None and not create:
+        there = await asyncio.to_thread(deployment.data.is_dir)
+        if not there:
+            raise UsageError(
+                f"{deployment.data}: there is no such directory",
+                hint="check --data; a directory is made by the first `forebay topics create`",
+            )
+    clock = SystemClock()
+    async with deployment.open_store() as store, deployment.open_coordinator() as coordinator:
+        yield LogParts(store, coordinator, clock, IdSource(clock), random.Random())
+
+
+def parse_time_ms(text: str) -> int:
+    """Milliseconds since the Unix epoch: such a number, or an ISO 8601 time, in UTC unless it says more."""
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is not a time", hint="as 2026-11-16T09:30:00Z, or milliseconds since the Unix epoch"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return int(moment.timestamp() * 1000)
