@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from forebay.coordination import (
     Delete,
     DeleteRange,
     Put,
+    _api,
     children,
 )
 from forebay.errors import Closed, InvalidKey, LimitExceeded, NotDone, PreconditionFailed, UsageError
@@ -310,3 +312,66 @@ async def test_data_outlives_the_client(tenant: Any, directory: str) -> None:
         version = await first.put(f"{directory}/a", b"kept")
     record = await tenant.open().get(f"{directory}/a")
     assert record is not None and (record.value, record.version) == (b"kept", version)
+
+
+def test_the_quick_look_at_a_key_accepts_nothing_that_the_long_one_refuses() -> None:
+    letters = [
+        "a",
+        "Z",
+        "0",
+        "/",
+        ".",
+        "-",
+        " ",
+        "~",
+        "_",
+        "\\",
+        "\t",
+        "\n",
+        "\0",
+        "\x7f",
+        "\xa0",
+        "ä",
+        "\ud800",
+    ]
+    stems = ["", "__oxia", "__oxia/", "__oxi", "a/__oxia", "d/"]
+    tails = ["".join(pair) for length in range(4) for pair in itertools.product(letters, repeat=length)]
+    accepted = 0
+    for key in (stem + tail for stem in stems for tail in tails):
+        if _api._is_plain_key(key):
+            accepted += 1
+            _api._check_path(key)
+            assert "." not in key.rpartition("/")[2]
+    assert accepted > 1_000
+
+
+@pytest.mark.parametrize("key", ["__oxia", "__oxia/a", "/a", "a/", "a//b", "a\n", "a/b.c", "", "a" * 1025])
+async def test_wrong_keys_are_refused_by_reads_and_writes(coordinator: Coordinator, key: str) -> None:
+    with pytest.raises(InvalidKey):
+        await coordinator.get(key)
+    with pytest.raises(InvalidKey):
+        await coordinator.write([Put("d/a", b""), Put(key, b"")])
+
+
+async def test_plain_and_conditional_puts_of_one_write_see_each_other_in_order(
+    coordinator: Coordinator, directory: str
+) -> None:
+    key = f"{directory}/a"
+    first = await coordinator.put(key, b"0", partition_key=directory)
+    results = await coordinator.write(
+        [
+            Put(key, b"1", first, partition_key=directory),
+            Put(key, b"2", partition_key=directory),
+            Put(key, b"3", first, partition_key=directory),
+            Put(key, b"4", partition_key=directory),
+            Put(key, b"5", ABSENT, partition_key=directory),
+            Put(f"{directory}/b", b"6", partition_key=directory),
+            Put(f"{directory}/b", b"7", ABSENT, partition_key=directory),
+        ]
+    )
+    assert [result.error is None for result in results] == [True, True, False, True, False, True, False]
+    versions = [result.version for result in results if result.version is not None]
+    assert versions == sorted(set(versions)) and versions[0] > first
+    record = await coordinator.get(key, partition_key=directory)
+    assert record is not None
+    assert (record.value, record.version) == (b"4", results[3].version)

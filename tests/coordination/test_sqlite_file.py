@@ -325,7 +325,7 @@ async def test_offer_of_a_second_try_becomes_rare_when_nobody_takes_it(
         await coordinator.put("d/a", b"")
         writer: Any = coordinator._writer
         offers = 0
-        real = writer._offer_second_try
+        real = writer._second_tries.is_due
 
         def counted() -> bool:
             nonlocal offers
@@ -333,7 +333,7 @@ async def test_offer_of_a_second_try_becomes_rare_when_nobody_takes_it(
             offers += offered
             return offered
 
-        writer._offer_second_try = counted
+        writer._second_tries.is_due = counted
         for _ in range(40):
             with pytest.raises(PreconditionFailed):
                 await coordinator.put("d/a", b"", ABSENT)

@@ -133,10 +133,14 @@ class SqliteCoordinator(Coordinator):
     async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:
         """Apply many operations in one transaction, shared with whoever else writes at that moment."""
         operations = tuple(operations)
-        validate_operations(operations)
-        session_ids = [self._session_id(operation) for operation in operations]
+        size = validate_operations(operations)
+        session_ids = [
+            self._session_id(operation.session)
+            if isinstance(operation, Put) and operation.session is not None
+            else None
+            for operation in operations
+        ]
         writer = self._bind()
-        size = sum([len(operation.value) for operation in operations if isinstance(operation, Put)])
         results: list[WriteResult] = await writer.submit(
             lambda transaction: transaction.write(operations, session_ids),
             operations=len(operations),
@@ -170,10 +174,7 @@ class SqliteCoordinator(Coordinator):
         self._sessions.pop(session_id, None)
         await self._bind().submit(lambda transaction: transaction.end_sessions([session_id]))
 
-    def _session_id(self, operation: Operation) -> int | None:
-        session = operation.session if isinstance(operation, Put) else None
-        if session is None:
-            return None
+    def _session_id(self, session: Session) -> int:
         if not isinstance(session, SqliteSession) or not session.belongs_to(self._end_session):
             raise UsageError(
                 "the session belongs to another coordinator", hint="open it on the coordinator that writes"

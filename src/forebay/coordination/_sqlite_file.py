@@ -148,7 +148,10 @@ class SqliteFile:
 
 @contextlib.contextmanager
 def turn(descriptor: int) -> Iterator[bool]:
-    """Wait for our turn to write, and let the next one in afterwards. Gives whether we had to wait."""
+    """Wait for our turn to write, and let the next one in afterwards. Gives whether we had to wait.
+
+    An OSError means that there was no turn.
+    """
     waited = False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,7 +161,9 @@ def turn(descriptor: int) -> Iterator[bool]:
     try:
         yield waited
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        # What was committed is committed: a lock that cannot be let go shows when the next turn is asked for.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def make_durable_directory(path: Path) -> None:

@@ -2,14 +2,16 @@
 
 Everything runs on the writer's connection between BEGIN IMMEDIATE and COMMIT, so it sees the state as of its
 turn, and time is read there too: nobody can slip in between the check of a session and the write it allows.
-Most operations are one statement whose condition is part of it; only a refused one costs a second, to tell
-why. A record of a session that is over does not refuse anything: the session is expired on the spot.
+Puts that nothing can refuse go to sqlite as one list. The others are one statement each, whose condition is
+part of it; only a refused one costs a second, to tell why. A record of a session that is over does not refuse
+anything: the session is expired on the spot.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from forebay.coordination._api import Delete, DeleteRange, Operation, Put, WriteResult, directory_of
 from forebay.errors import PreconditionFailed, SessionExpired
@@ -23,6 +25,8 @@ _REPLACE = (
     "update kv set value = ?, version = ?, session = ? where directory = ? and name = ? and version = ?"
 )
 _DELETE = "delete from kv where directory = ? and name = ?"
+_DONE = WriteResult()
+_Row: TypeAlias = tuple[str, str, bytes, int, int | None]
 _DEAD = "from session where expires_ms <= ? or boot_id <> ?"
 
 
@@ -52,13 +56,8 @@ class Transaction:
 
     def write(self, operations: Sequence[Operation], session_ids: Sequence[int | None]) -> list[WriteResult]:
         """Puts, then deletes, then range deletes, each answered by itself."""
-        results = [WriteResult()] * len(operations)
-        rest: list[int] = []
-        for index, operation in enumerate(operations):
-            if isinstance(operation, Put):
-                results[index] = self._put(operation, session_ids[index])
-            else:
-                rest.append(index)
+        results = [_DONE] * len(operations)
+        rest = self._put_all(operations, session_ids, results)
         for index in rest:
             operation = operations[index]
             if isinstance(operation, Delete):
@@ -68,6 +67,34 @@ class Transaction:
             if isinstance(operation, DeleteRange):
                 self._delete_range(operation)
         return results
+
+    def _put_all(
+        self,
+        operations: Sequence[Operation],
+        session_ids: Sequence[int | None],
+        results: list[WriteResult],
+    ) -> list[int]:
+        """Do the puts; the places of what is none. Those that nothing can refuse go to sqlite in one call."""
+        rest: list[int] = []
+        rows: list[_Row] = []
+        for index, operation in enumerate(operations):
+            if not isinstance(operation, Put):
+                rest.append(index)
+            elif operation.when is ANY and session_ids[index] is None:
+                self.version += 1
+                directory, _, name = operation.key.rpartition("/")
+                rows.append((directory, name, operation.value, self.version, None))
+                results[index] = WriteResult(self.version)
+            else:
+                self._put_rows(rows)
+                results[index] = self._put(operation, session_ids[index])
+        self._put_rows(rows)
+        return rest
+
+    def _put_rows(self, rows: list[_Row]) -> None:
+        if rows:
+            self._connection.executemany(_PUT, rows)
+            rows.clear()
 
     def _put(self, put: Put, session_id: int | None) -> WriteResult:
         if session_id is not None and not self._session_alive(session_id):

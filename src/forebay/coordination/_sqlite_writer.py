@@ -5,11 +5,8 @@ that is there into one transaction. Batches therefore follow the load without a 
 one fdatasync; a thousand of them pay about the same. All results of a batch go back to the event loop in one
 wake-up, since the hop between threads costs as much as several statements.
 
-Processes that fight for one key all read, all wait for their turn, and then all but one are refused, since
-the key changed while they waited; with sixteen of them every success would cost fifteen refusals. So whoever
-waited for a turn and was refused keeps it for a moment: the caller reads again, tries again, and succeeds,
-because nobody else could write in between. Every turn then is a success, and turns stay in order of arrival.
-A caller who does not come back costs the others that moment, so the offer becomes rare for one who did not.
+Whoever waited for a turn and was refused keeps it for a moment (`forebay.kit.second_tries` says why). All
+other answers go out only after the turn ended: the next process is at work while this one hands them over.
 
 A commit that fails is not simply rolled back. Its frames may have reached the log file and could come to life
 after a crash, as long as nobody writes over them. The thread therefore tries to commit a step of the counter
@@ -33,6 +30,7 @@ from typing import Any
 from forebay.coordination._sqlite_file import SqliteFile, translate, turn
 from forebay.coordination._sqlite_transaction import Transaction
 from forebay.errors import Closed, ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable
+from forebay.kit.second_tries import SECOND_TRY_S, SecondTries
 
 __all__ = ["Writer"]
 
@@ -43,10 +41,6 @@ QUEUE_BYTES_MAX = 64 * 1024 * 1024
 """Bounds of what waits for the thread; callers over it wait in line on the event loop."""
 EXPIRY_INTERVAL_S = 0.25
 """How often an idle thread looks for sessions that are over."""
-SECOND_TRY_S = 0.002
-"""How long a turn is kept for the second try of a caller that was refused."""
-SECOND_TRY_SKIPS_MAX = 256
-"""Most refusals that get no such offer after nobody took it; each time in a row doubles their number."""
 _WRITE_FAILED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 
 
@@ -76,8 +70,7 @@ class Writer:
         self._loop = loop
         self._now_ms = now_ms
         self._boot_id = boot_id
-        self._second_try_skips = 0
-        self._second_try_wait = 0
+        self._second_tries = SecondTries()
         # Weak, so that the thread does not keep a coordinator alive that nobody closed.
         self._on_commit = weakref.WeakMethod(on_commit)
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -179,35 +172,30 @@ class Writer:
 
     def _serve(self, batch: list[_Request]) -> None:
         try:
-            self._take_turn(batch)
+            batch = self._take_turn(batch)
         except OSError as error:
             # The lock itself failed, so nothing was begun.
             _fail(batch, Unavailable(f"{self._file.turn_path}: {error.strerror}", hint="see the system log"))
+        if batch:
             self._call(self._deliver, batch)
 
-    def _take_turn(self, batch: list[_Request]) -> None:
+    def _take_turn(self, batch: list[_Request]) -> list[_Request]:
+        """Do the batch in our turn. What is still to be delivered: that batch, or the second try's."""
         with turn(self._descriptor) as waited:
             self._commit(batch)
-            self._call(self._deliver, batch)
             # Only after a wait: without others there is nobody who could have come between.
-            if not (waited and all(_refused(request) for request in batch) and self._offer_second_try()):
-                return
+            if not (waited and all(_refused(request) for request in batch) and self._second_tries.is_due()):
+                return batch
+            self._call(self._deliver, batch)
             again = self._take_within(SECOND_TRY_S)
             if again:
-                self._second_try_wait = 0
+                self._second_tries.used()
                 self._commit(again)
-                self._call(self._deliver, again)
-                return
+                return again
             if again is None:
                 self._queue.put(None)
-            self._second_try_wait = min(2 * self._second_try_wait + 1, SECOND_TRY_SKIPS_MAX)
-            self._second_try_skips = self._second_try_wait
-
-    def _offer_second_try(self) -> bool:
-        if self._second_try_skips:
-            self._second_try_skips -= 1
-            return False
-        return True
+            self._second_tries.unused()
+            return []
 
     def _commit(self, batch: list[_Request]) -> None:
         """Do the batch in one transaction, within our turn."""

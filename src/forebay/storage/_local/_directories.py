@@ -33,6 +33,7 @@ class Directories:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._base = f"{root}/"
 
     @contextmanager
     def opened(self, relative: str) -> Iterator[int]:
@@ -74,12 +75,12 @@ class Directories:
 
     def _open_or_make(self, relative: str) -> int:
         try:
-            return os.open(self._root / relative, _OPEN)
+            return os.open(self._base + relative, _OPEN)
         except FileNotFoundError:
             parent, _, name = relative.rpartition("/")
             with self.opened(parent) as parent_descriptor, suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent_descriptor)
-            return os.open(self._root / relative, _OPEN)
+            return os.open(self._base + relative, _OPEN)
 
     def _ensure_mark(self, descriptor: int, relative: str) -> None:
         if _is_marked(descriptor):

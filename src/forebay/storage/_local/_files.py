@@ -28,9 +28,9 @@ from forebay.kit.conditions import ABSENT, ANY, Condition
 from forebay.storage._api import DeleteResult, KeyConflict, ObjectInfo, When
 from forebay.storage._local._directories import RACES_MAX, Directories
 from forebay.storage._local._errors import EFFECT_UNKNOWN, from_os_error, reported
-from forebay.storage._local._locks import Stripes
+from forebay.storage._local._locks import Held, Stripes
 
-__all__ = ["LocalFiles", "OpenObject"]
+__all__ = ["LocalFiles", "OpenObject", "Turn"]
 
 VERSION_ATTRIBUTE = "user.forebay.version"
 FOREIGN = "foreign"
@@ -55,11 +55,30 @@ class OpenObject:
         return ObjectInfo(self.key, self.size, self.version, self.modified_ms)
 
 
+class Turn:
+    """The right to write one key, as long as its block lasts."""
+
+    def __init__(self, files: LocalFiles, key: str, held: Held) -> None:
+        self._files = files
+        self._key = key
+        self._held = held
+
+    @property
+    def waited(self) -> bool:
+        """Whether others were first, so that the key may have changed since its reader read it."""
+        return self._held.waited
+
+    def put(self, data: bytes, when: When) -> str:
+        """Replace the object durably if `when` holds; the new version."""
+        return self._files.replace(self._key, data, when, self._held)
+
+
 class LocalFiles:
     """Objects as files under one root."""
 
     def __init__(self, root: Path, new_version: Callable[[], str]) -> None:
         self.root = root
+        self._base = f"{root}/"
         self._new_version = new_version
         self._directories = Directories(root)
         self._stripes = Stripes(root, self._directories)
@@ -69,7 +88,7 @@ class LocalFiles:
         """The object under `key`, open for reading. Raises `NotFound`."""
         with reported(f"reading {key!r}"):
             try:
-                descriptor = os.open(self.root / key, _READ)
+                descriptor = os.open(self._base + key, _READ)
             except _NOT_THERE:
                 raise NotFound(key) from None
             except OSError as error:
@@ -81,16 +100,20 @@ class LocalFiles:
             finally:
                 os.close(descriptor)
 
-    def put(self, key: str, data: bytes, when: When) -> str:
+    @contextmanager
+    def turn(self, key: str) -> Iterator[Turn]:
+        """The turn to write `key`: until the block ends nobody else can."""
+        with reported(f"writing {key!r}"), self._stripes.locked(key) as held:
+            yield Turn(self, key, held)
+
+    def replace(self, key: str, data: bytes, when: When, held: Held) -> str:
         """Replace the object durably if `when` holds; the new version."""
-        with reported(f"writing {key!r}"), self._stripes.locked(key) as stripe:
-            found = self._found(key, when)
-            if when is not ANY and when != found:
-                raise PreconditionFailed(key, expected=when, actual=found)
-            version = self._new_version()
-            temp = self._stripes.temp_path(stripe, version)
-            self._write_and_rename(key, temp, data, version)
-            return version
+        found = self._found(key, when)
+        if when is not ANY and when != found:
+            raise PreconditionFailed(key, expected=when, actual=found)
+        version = self._new_version()
+        self._write_and_rename(key, held.temps + version, data, version)
+        return version
 
     def delete(self, keys: Sequence[str]) -> list[DeleteResult]:
         """Delete directory by directory, so that each of them is synced once."""
@@ -108,22 +131,27 @@ class LocalFiles:
             return self._stripes.sweep(wait=wait)
 
     def _found(self, key: str, when: When) -> str | Condition:
-        """The version that lies under `key`, or ABSENT. Raises where no object can be put."""
-        path = self.root / key
+        """The version that lies under `key`, or ABSENT. Raises where no object can be put.
+
+        Under ANY the version is not read: what is there will be replaced.
+        """
         for _ in range(RACES_MAX):
-            try:
-                mode = path.lstat().st_mode
-            except _NOT_THERE:
-                return ABSENT
-            if not stat.S_ISREG(mode) and not isinstance(when, Condition):
-                return ABSENT
-            if stat.S_ISDIR(mode):
-                self._clear_directory(key)
-            elif not stat.S_ISREG(mode):
-                raise KeyConflict(key, "something else than a plain file lies there")
-            else:
+            if when is not ANY:
                 with suppress(NotFound), self.opened(key) as found:
                     return found.version
+            try:
+                mode = os.lstat(self._base + key).st_mode
+            except _NOT_THERE:
+                return ABSENT
+            if stat.S_ISREG(mode):
+                if when is ANY:
+                    return ANY
+                continue  # It was put there after we looked.
+            if not isinstance(when, Condition):
+                return ABSENT
+            if not stat.S_ISDIR(mode):
+                raise KeyConflict(key, "something else than a plain file lies there")
+            self._clear_directory(key)
         raise Unavailable(f"{key!r} keeps changing between file and directory", hint="try again")
 
     def _clear_directory(self, key: str) -> None:
@@ -134,18 +162,22 @@ class LocalFiles:
                 raise KeyConflict(key, "it is a directory of other keys") from None
             raise
 
-    def _write_and_rename(self, key: str, temp: Path, data: bytes, version: str) -> None:
+    def _write_and_rename(self, key: str, temp: str, data: bytes, version: str) -> None:
         directory, _, name = key.rpartition("/")
         try:
-            _write_durably(temp, data, version)
+            try:
+                _write_durably(temp, data, version)
+            except FileNotFoundError:
+                self._stripes.make_temps()
+                _write_durably(temp, data, version)
             self._rename(key, temp, directory, name)
         except BaseException:
             with suppress(OSError):
-                temp.unlink()
+                os.unlink(temp)  # noqa: PTH108 - the path is text on purpose
             self._directories.prune(directory)
             raise
 
-    def _rename(self, key: str, temp: Path, directory: str, name: str) -> None:
+    def _rename(self, key: str, temp: str, directory: str, name: str) -> None:
         for _ in range(RACES_MAX):
             try:
                 with self._directories.opened(directory) as descriptor:
@@ -220,7 +252,7 @@ def _is_object(name: str, descriptor: int) -> bool:
         return False
 
 
-def _write_durably(temp: Path, data: bytes, version: str) -> None:
+def _write_durably(temp: str, data: bytes, version: str) -> None:
     descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         # First, so that a file system without attributes is found out before the data is on its way.

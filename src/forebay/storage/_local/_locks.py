@@ -17,14 +17,24 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from forebay.storage._api import RESERVED_DIRECTORY
 from forebay.storage._local._directories import Directories
 
-__all__ = ["STRIPES", "Stripes"]
+__all__ = ["STRIPES", "Held", "Stripes"]
 
 STRIPES = 64
 """Lock files. More would let more keys be written at once; the disk does not."""
+
+
+class Held(NamedTuple):
+    """A stripe that is ours."""
+
+    temps: str
+    """How the path of every half-written file of the stripe begins."""
+    waited: bool
+    """Whether somebody else had it when we came."""
 
 
 class Stripes:
@@ -34,19 +44,20 @@ class Stripes:
         self._directories = directories
         self._locks = root / RESERVED_DIRECTORY / "locks"
         self._temps = root / RESERVED_DIRECTORY / "temps"
+        # Text, because joining paths would cost more than the system calls they are for.
+        self._lock_names = [f"{self._locks}/{stripe:02d}" for stripe in range(STRIPES)]
+        self._temp_names = [f"{self._temps}/{stripe:02d}-" for stripe in range(STRIPES)]
 
     @contextmanager
-    def locked(self, key: str) -> Iterator[int]:
-        """Hold the stripe of `key`; gives its number."""
+    def locked(self, key: str) -> Iterator[Held]:
+        """Hold the stripe of `key`."""
         stripe = zlib.crc32(key.encode()) % STRIPES
-        with self._held(stripe, fcntl.LOCK_EX):
-            yield stripe
+        with self._held(stripe, fcntl.LOCK_EX) as waited:
+            yield Held(self._temp_names[stripe], waited)
 
-    def temp_path(self, stripe: int, version: str) -> Path:
-        """Where the holder of `stripe` writes the file that will become `version`."""
-        # Tools that copy a store may leave out a directory that is empty.
+    def make_temps(self) -> None:
+        """Make the place of half-written files: a tool that copies a store may leave out what is empty."""
         self._temps.mkdir(exist_ok=True)
-        return self._temps / f"{stripe:02d}-{version}"
 
     def sweep(self, *, wait: bool) -> int:
         """Remove what killed writers left; how many files it was.
@@ -74,15 +85,17 @@ class Stripes:
             return []
 
     @contextmanager
-    def _held(self, stripe: int, flags: int) -> Iterator[None]:
+    def _held(self, stripe: int, flags: int) -> Iterator[bool]:
         descriptor = self._open(stripe)
         try:
-            fcntl.flock(descriptor, flags)
+            waited = _lock(descriptor, flags)
             try:
-                yield
+                yield waited
             finally:
-                # Closing alone would leave the lock with a child that was forked meanwhile.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                # Closing alone would leave the lock with a child that was forked meanwhile. An error here
+                # must not make a write that was done look as if it was not.
+                with suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             os.close(descriptor)
 
@@ -94,7 +107,7 @@ class Stripes:
             return self._open_existing(stripe)
 
     def _open_existing(self, stripe: int) -> int:
-        return os.open(self._locks / f"{stripe:02d}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return os.open(self._lock_names[stripe], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def _make(self) -> None:
         """Make our directories and all locks, so that a delete on a full disk needs no new file."""
@@ -104,3 +117,15 @@ class Stripes:
             self._locks.mkdir(parents=True, exist_ok=True)
         for stripe in range(STRIPES):
             os.close(self._open_existing(stripe))
+
+
+def _lock(descriptor: int, flags: int) -> bool:
+    """Take the lock; whether that meant waiting."""
+    try:
+        fcntl.flock(descriptor, flags | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if flags & fcntl.LOCK_NB:
+            raise
+        fcntl.flock(descriptor, flags)
+        return True
+    return False

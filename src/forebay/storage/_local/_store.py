@@ -39,6 +39,7 @@ from forebay.storage._local._errors import reported
 from forebay.storage._local._files import LocalFiles
 from forebay.storage._local._reads import WouldWait, read_if_changed, read_object, read_ranges
 from forebay.storage._local._walk import walk
+from forebay.storage._local._writers import Writers
 
 __all__ = ["LocalStore"]
 
@@ -72,6 +73,7 @@ class LocalStore(ObjectStore):
         self._files = LocalFiles(path, (ids or IdSource()).token)
         self._handle = Handle(self.url)
         self._writers = ThreadPoolExecutor(WRITERS_MAX, thread_name_prefix="forebay-write")
+        self._puts = Writers(self._files, self._writers)
         self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="forebay-read")
         # Opening for reading must work where nothing can be changed; `sweep` reports what stands in its way.
         with suppress(ForebayError):
@@ -81,7 +83,8 @@ class LocalStore(ObjectStore):
         """Write, sync and rename in a thread, under the lock of the key."""
         validate_key(key)
         validate_when(when)
-        return await self._run(self._writers, self._files.put, key, copy_of(data), when)
+        self._check()
+        return await self._puts.put(key, copy_of(data), when)
 
     async def get(self, key: str) -> StoredObject:
         """Data and version of one inode."""
