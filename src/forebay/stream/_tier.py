@@ -111,8 +111,12 @@ class StreamTier:
     async def follow(self) -> None:
         """Keep up with the log until cancelled."""
         while True:
-            await self._with_resolve(self.step)
+            await self.catch_up()
             await self._clock.sleep(self.config.poll_interval_ms / 1000)
+
+    async def catch_up(self) -> None:
+        """One round of `follow`: look at the files, upload what is due, persist what is due."""
+        await self._with_resolve(self.step)
 
     async def _with_resolve(self, work: object) -> None:
         """Do the work on a resolved manifest; resolve again where another writer came first."""
@@ -140,7 +144,7 @@ class StreamTier:
         await self._retain()
 
     async def step(self) -> None:
-        """One round of `follow`: upload what is due, persist what is due, retain."""
+        """Upload what is due, persist what is due, retain; on a manifest that is resolved."""
         before_ms = self._clock.now_ms() - self.config.fragment_age_ms
         await self._upload(before_ms)
         if self._root_is_due():

@@ -1,0 +1,127 @@
+"""All streams below one directory, tiered side by side: the sidecar of a broker.
+
+The directory is either one stream, with segment files in it, or the `stream` directory of a broker, with one
+directory per stream. Streams that appear later are taken up, those that vanish are let go; nothing in the
+bucket is removed because a directory is gone.
+
+Each stream fails by itself: its error is kept and reported, and it is tried again after a growing wait. A
+stream that was deleted or taken over by a newer writer is left alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.coordination import Coordinator
+from forebay.errors import ForebayError, UsageError
+from forebay.kit.clock import Clock
+from forebay.storage import ObjectStore
+from forebay.stream._config import TierConfig
+from forebay.stream._errors import Deposed, StreamDeleted
+from forebay.stream._tier import StreamTier
+
+__all__ = ["Sidecar", "stream_directories"]
+
+PAUSE_MS_MAX = 60_000
+"""Longest wait of a stream that fails again and again, in milliseconds."""
+
+
+def stream_directories(root: Path) -> list[Path]:
+    """The directories with segment files: `root` itself, or those directly in it."""
+    if not root.is_dir():
+        raise UsageError(f"{str(root)!r} is no directory", hint="name a stream's directory, or the one above")
+    if any(root.glob("*.segment")):
+        return [root]
+    return sorted(path for path in root.iterdir() if path.is_dir() and any(path.glob("*.segment")))
+
+
+@dataclass(slots=True)
+class _Member:
+    tier: StreamTier
+    error: Exception | None = None
+    failures: int = 0
+    not_before: float = 0.0
+    over: bool = False
+
+
+class Sidecar:
+    """Tiers every stream of a directory."""
+
+    def __init__(
+        self,
+        root: Path,
+        store: ObjectStore,
+        *,
+        coordinator: Coordinator | None = None,
+        config: TierConfig | None = None,
+        clock: Clock,
+        randomness: random.Random,
+    ) -> None:
+        self._root = root
+        self._store = store
+        self._coordinator = coordinator
+        self._config = config or TierConfig()
+        self._clock = clock
+        self._random = randomness
+        self._members: dict[Path, _Member] = {}
+
+    @property
+    def tiers(self) -> list[StreamTier]:
+        """The streams known so far."""
+        return [member.tier for member in self._members.values()]
+
+    @property
+    def errors(self) -> dict[str, Exception]:
+        """What is wrong with which stream right now."""
+        return {one.tier.stream: one.error for one in self._members.values() if one.error is not None}
+
+    def discover(self) -> None:
+        """Look for directories that came or went."""
+        found = stream_directories(self._root)
+        for path in found:
+            if path not in self._members:
+                tier = StreamTier(
+                    path,
+                    self._store,
+                    coordinator=self._coordinator,
+                    config=self._config,
+                    clock=self._clock,
+                    randomness=self._random,
+                )
+                self._members[path] = _Member(tier)
+        self._members = {path: self._members[path] for path in found}
+
+    async def run_once(self) -> None:
+        """Tier everything that is there; the first error is raised after all streams had their turn."""
+        self.discover()
+        for member in self._members.values():
+            await self._turn(member, once=True)
+        for member in self._members.values():
+            if member.error is not None:
+                raise member.error
+
+    async def follow(self, report: Callable[[Sidecar], None] | None = None) -> None:
+        """Keep up with all of them until cancelled; `report` is called after every round."""
+        while True:
+            self.discover()
+            for member in self._members.values():
+                if not member.over and self._clock.monotonic() >= member.not_before:
+                    await self._turn(member, once=False)
+            if report is not None:
+                report(self)
+            await self._clock.sleep(self._config.poll_interval_ms / 1000)
+
+    async def _turn(self, member: _Member, *, once: bool) -> None:
+        try:
+            await (member.tier.run_once() if once else member.tier.catch_up())
+        except (ForebayError, OSError) as error:
+            member.error = error
+            member.failures += 1
+            member.over = isinstance(error, Deposed | StreamDeleted)
+            wait_ms = min(self._config.poll_interval_ms << min(member.failures, 20), PAUSE_MS_MAX)
+            member.not_before = self._clock.monotonic() + wait_ms * self._random.uniform(0.5, 1) / 1000
+        else:
+            member.error, member.failures = None, 0

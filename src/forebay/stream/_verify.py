@@ -1,0 +1,108 @@
+"""Proof that a stream in the bucket is whole: every node, every fragment, every chunk, every sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.errors import FormatError, NotFound
+from forebay.formats import osiris_chunk, stream_fragment
+from forebay.stream._lookup import FragmentRef
+from forebay.stream._view import RemoteView
+
+__all__ = ["Verification", "verify"]
+
+PROBLEMS_MAX = 1000
+"""Most problems that are named one by one."""
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was looked at, and what is wrong with it."""
+
+    stream: str
+    fragments: int = 0
+    chunks: int = 0
+    records: int = 0
+    """Records of all chunks, tracking included: the offsets that are covered."""
+    bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        names = ("stream", "fragments", "chunks", "records", "bytes", "problems")
+        return {"ok": self.ok} | {name: getattr(self, name) for name in names}
+
+    def note(self, problem: str) -> None:
+        """Remember a problem."""
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(problem)
+
+
+async def verify(view: RemoteView) -> Verification:
+    """Read a whole stream and check it against its manifest. One fragment is in memory at a time."""
+    found = Verification(view.keys.stream)
+    await view.refresh()
+    manifest = view.manifest
+    assert view.held is not None
+    gaps = dict(view.held.head.gaps)
+    expected = manifest.first_offset
+    try:
+        async for ref in view.lookup.from_offset(manifest, manifest.first_offset):
+            if gaps.get(expected) == ref.offset:
+                expected = ref.offset
+            if ref.offset != expected:
+                found.note(f"offset {expected}: the next fragment begins at {ref.offset}")
+            expected = await _fragment(view, ref, found)
+    except (FormatError, NotFound) as error:
+        found.note(f"the manifest cannot be read behind offset {expected}: {error}")
+        return found
+    if expected != manifest.next_offset:
+        found.note(f"the fragments end at {expected}, the root at {manifest.next_offset}")
+    if found.bytes != manifest.total_bytes:
+        found.note(f"the fragments have {found.bytes} bytes, the root counts {manifest.total_bytes}")
+    return found
+
+
+async def _fragment(view: RemoteView, ref: FragmentRef, found: Verification) -> int:
+    """Check one fragment; the offset behind it, as far as it can be told."""
+    key = view.keys.fragment(ref.offset)
+    found.fragments += 1
+    found.bytes += ref.data_bytes
+    try:
+        data = await view.calls.get(key)
+        fragment = stream_fragment.decode(data)
+        trailer = fragment.trailer
+        if (trailer.first_offset, trailer.data_bytes) != (ref.offset, ref.data_bytes):
+            found.note(f"{key}: its trailer tells of another fragment than the manifest: {trailer}")
+        walk = osiris_chunk.walk(fragment.data)
+        same = len(walk.positions) == len(fragment.chunks) and all(
+            (
+                (walk.positions + stream_fragment.DATA_AT == fragment.chunks["position"]).all(),
+                (walk.headers["chunk_id"] == fragment.chunks["chunk_id"]).all(),
+                (walk.headers["timestamp"] == fragment.chunks["timestamp"]).all(),
+                walk.end == len(fragment.data),
+            )
+        )
+        if not same:
+            found.note(f"{key}: its index does not name the chunks that are in it")
+        for position in walk.positions.tolist():
+            osiris_chunk.decode(fragment.data, position)
+        found.chunks += len(walk.positions)
+        found.records += int(walk.headers["records"].sum())
+    except (FormatError, NotFound) as error:
+        found.note(f"{key}: {error}")
+        return await _next_after(view, ref)
+    return trailer.next_offset
+
+
+async def _next_after(view: RemoteView, ref: FragmentRef) -> int:
+    async for following in view.lookup.from_offset(view.manifest, ref.offset):
+        if following.offset > ref.offset:
+            return following.offset
+    return view.manifest.next_offset

@@ -1,0 +1,138 @@
+"""`forebay stream`: from a broker's files into a bucket and back, on the command line."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.stream.shared import BLOOM, EMPTY, ONE, VARY, delivered, osiris_files
+
+from forebay.cli import _app
+from forebay.cli._app import Registered
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not any(each.name == "stream" for each in _app.COMMANDS):
+        added = Registered("stream", "forebay.cli.stream", "Tier streams into a bucket, and read them back.")
+        monkeypatch.setattr(_app, "COMMANDS", (*_app.COMMANDS, added))
+
+
+@pytest.fixture
+def run(forebay: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    def call(*words: object, code: int = 0) -> Any:
+        ran = forebay("stream", *words, "--store", tmp_path / "bucket", "--output", "json")
+        assert ran.code == code, ran.err
+        return ran
+
+    return call
+
+
+@pytest.fixture
+def tiered(run: Callable[..., Any]) -> Callable[..., Any]:
+    run("tier", osiris_files() / VARY, "--once", "--fragment", "10000", "--branching", "4")
+    return run
+
+
+def hashes(documents: list[Any]) -> list[tuple[int, int, str]]:
+    rows = [(each["offset"], base64.b64decode(each["data"])) for each in documents]
+    return [(offset, len(data), hashlib.sha256(data).hexdigest()[:16]) for offset, data in rows]
+
+
+@pytest.mark.parametrize("name", [VARY, "vary"])
+def test_what_was_tiered_is_read_back_record_for_record(tiered: Callable[..., Any], name: str) -> None:
+    documents = tiered("read", name, "--from", "first").documents
+    assert list(documents[0]) == ["offset", "timestamp", "data"]
+    assert hashes(documents) == delivered("vary")
+
+
+def test_a_directory_of_streams_is_tiered_at_once(run: Callable[..., Any]) -> None:
+    reports = run("tier", osiris_files(), "--once").documents
+    assert sorted(each["stream"] for each in reports) == sorted([VARY, ONE, EMPTY, BLOOM])
+    assert all(each["lag"]["bytes"] == 0 and each["error"] is None for each in reports)
+    assert sorted(each["stream"] for each in run("ls").documents) == sorted([VARY, ONE, EMPTY, BLOOM])
+    assert hashes(run("read", "one", "--from", "first").documents) == delivered("one")
+    assert run("read", "empty", "--from", "first").out == ""
+    again = run("tier", osiris_files(), "--once").documents
+    assert all(each["progress"]["fragments"] == each["progress"]["roots"] == 0 for each in again)
+
+
+def test_resolve_answers_as_the_live_broker_did(tiered: Callable[..., Any]) -> None:
+    probes = json.loads((osiris_files() / "offset_spec_probes.json").read_text())
+    chosen = [probe for probe in probes if probe["stream"] == "vary"]
+    specs = [
+        probe["spec"] if probe["spec"] in ("first", "last", "next") else f"{probe['spec']}:{probe['value']}"
+        for probe in chosen
+    ]
+    answers = tiered("resolve", "vary", *specs).documents
+    assert [answer["spec"] for answer in answers] == specs
+    for probe, answer in zip(chosen, answers, strict=True):
+        expected = probe["result"] or [None, None, None]
+        assert [answer["chunk_offset"], answer["records"], answer["timestamp"]] == expected, probe
+
+
+def test_reading_from_an_offset_inside_of_a_chunk_begins_with_that_record(tiered: Callable[..., Any]) -> None:
+    offsets = [each["offset"] for each in tiered("read", "vary", "--from", "offset:150", "-n", "3").documents]
+    assert offsets == [150, 151, 152]
+
+
+def test_stats_and_verify_tell_what_is_there(tiered: Callable[..., Any], tmp_path: Path) -> None:
+    facts = tiered("stats", "vary").document
+    assert (facts["first_offset"], facts["next_offset"], facts["epoch"]) == (0, 2487, 2)
+    report = tiered("verify", "vary").document
+    assert report["ok"]
+    assert (report["records"], report["chunks"], report["orphans"]) == (2487, 181, [])
+    fragment = sorted((tmp_path / "bucket" / "rabbitmq" / "stream" / VARY / "data").iterdir())[3]
+    damaged = bytearray(fragment.read_bytes())
+    damaged[200] ^= 1
+    fragment.write_bytes(damaged)
+    broken = tiered("verify", "vary", code=1)
+    assert "checksum" in broken.document["problems"][0]
+
+
+def test_restore_gives_the_same_files_back(tiered: Callable[..., Any], tmp_path: Path) -> None:
+    report = tiered("restore", "vary", tmp_path / "again").document
+    assert (report["next_offset"], report["segments"]) == (2487, 4)
+    original = osiris_files() / VARY
+    names = sorted(path.name for path in original.iterdir())
+    assert sorted(path.name for path in (tmp_path / "again").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "again" / name).read_bytes() == (original / name).read_bytes()
+    assert tiered("restore", "vary", tmp_path / "again", code=2).error["type"] == "UsageError"
+
+
+def test_filters_leave_out_chunks_that_cannot_match(run: Callable[..., Any]) -> None:
+    run("tier", osiris_files() / BLOOM, "--once")
+    everything = run("read", BLOOM).documents
+    some = run("read", BLOOM, "--filter", "orders").documents
+    assert 0 < len(some) < len(everything) / 2
+    kept = {each["offset"] for each in some}
+    for each in everything:
+        chunk, _, value = base64.b64decode(each["data"]).split(b" ")[0].split(b"/")[:3]
+        if value == b"orders" and int(chunk) % 5 in (1, 4):  # All its records have that one value.
+            assert each["offset"] in kept
+
+
+def test_wrong_words_are_explained(run: Callable[..., Any], tmp_path: Path) -> None:
+    assert run("read", "nobody", code=1).error["type"] == "StreamMissing"
+    assert "offset:N" in run("read", "nobody", "--from", "offset", code=2).error["hint"]
+    assert run("tier", tmp_path / "nowhere", "--once", code=2).error["type"] == "UsageError"
+
+
+def test_an_embedded_coordinator_keeps_the_record(forebay: Callable[..., Any], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    words = ("--data", data, "--output", "json")
+    assert forebay("stream", "tier", osiris_files() / VARY, "--once", *words).code == 0
+    ran = forebay("stream", "read", "vary", *words)
+    assert hashes(ran.documents) == delivered("vary")
+    # The bucket's copy of the record is enough to read, and never enough to write.
+    alone = ("--store", data, "--output", "json")
+    assert hashes(forebay("stream", "read", "vary", *alone).documents) == delivered("vary")
+    refused = forebay("stream", "tier", osiris_files() / VARY, "--once", *alone)
+    assert refused.code == 1
+    assert "coordinator" in refused.error["message"]
