@@ -26,6 +26,8 @@ from forebay.log._retention import Retention, RetentionReport
 from forebay.log._routing import partition_of, route
 from forebay.log._schema import RECORD_SCHEMA
 from forebay.log._tail_cache import MemoryTailCache, TailCache, TailCacheConfig
+from forebay.log._tail_cache_files import FileTailCache
+from forebay.log._tail_writer import TailFedWriter
 from forebay.log._topics import Catalog, Topic, TopicDeleted, TopicExists, TopicSettings
 from forebay.log._trim import Trimmed, Trimmer
 from forebay.log._vacuum import Vacuum, VacuumConfig, VacuumReport
@@ -53,6 +55,7 @@ __all__ = [
     "Fencing",
     "Fetched",
     "FetchedBatch",
+    "FileTailCache",
     "GenerationFenced",
     "GroupBusy",
     "GroupConfig",
@@ -78,6 +81,7 @@ __all__ = [
     "RetentionReport",
     "TailCache",
     "TailCacheConfig",
+    "TailFedWriter",
     "Topic",
     "TopicDeleted",
     "TopicExists",
