@@ -38,17 +38,21 @@ class Registered:
 
 
 COMMANDS = (
-    Registered("compact", "forebay.cli.compact", "Fold small appends of a log into large objects."),
+    Registered("compact", "forebay.cli.compact", "Fold small appends into large objects."),
     Registered("demo", "forebay.cli.demo", "Show the promise kept: write, race, kill -9, read back, verify."),
     Registered(
         "doctor", "forebay.cli.doctor", "What is installed, which servers answer, how fast the disk is."
     ),
     Registered("groups", "forebay.cli.groups", "Consumer groups: lag, reset, delete."),
-    Registered("log", "forebay.cli.log", "Verify a log, explain a record, trim and retain."),
+    Registered("log", "forebay.cli.log", "Verify a log, explain a record, let go of old ones."),
     Registered("store", "forebay.cli.store", "Look into an object store."),
     Registered("topics", "forebay.cli.topics", "Create, list, describe, change and delete topics."),
     Registered("vacuum", "forebay.cli.vacuum", "Delete objects that nobody names any more."),
-    Registered("verify", "forebay.cli.verify", "Prove that nothing is missing or damaged."),
+    Registered(
+        "verify",
+        "forebay.cli.verify",
+        "Prove that nothing is missing or damaged.",
+    ),
     Registered("version", "forebay.cli.version", "Versions of Forebay, Python and the main libraries."),
 )
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = CommandGroup(help="Look into a log.")
+app = CommandGroup(help="Verify a log, explain a record, let go of old ones.")
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 Partition = Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="The partition.")]

@@ -14,8 +14,9 @@ app = CommandGroup(help="Verify.")
 @app.command("verify")
 @deployment_options
 def verify(deployment: Deployment) -> None:
-    """Prove from objects and keys alone that nothing is missing or damaged; list orphans.
+    """Prove that nothing is missing or damaged.
 
-    As `forebay log verify` for all topics. Exit code 1 where something is wrong; orphans do no harm.
+    As `forebay log verify` for all topics: from objects and keys alone, with a list of orphans. Exit code 1
+    where something is wrong; orphans do no harm.
     """
     run_verify(deployment, None)
