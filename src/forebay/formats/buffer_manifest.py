@@ -81,6 +81,7 @@ _HEAD: Final = struct.Struct("<IQH")
 _CHAIN: Final = struct.Struct("<IQ")
 _COUNT: Final = struct.Struct("<I")
 _ITEM: Final = struct.Struct("<IqI")
+_LOCATION_BYTES: Final = struct.Struct("<H")
 _BODY_BYTES_MIN: Final = 14
 _EVEN_ENTRIES_MIN: Final = 64
 """Entries from which on it is worth looking whether all of them have the same size."""
@@ -165,6 +166,11 @@ class Manifest:
     def entry_at(self, index: int) -> Entry:
         """The entry at a place, from 0. Raises `CorruptManifest` where it is damaged inside."""
         return _parse(self.data, self._offsets[index], self._end(index), index, self._name)
+
+    def locations(self) -> Iterator[str]:
+        """The location of every entry, without looking at anything else in it."""
+        for index, start in enumerate(self._offsets):
+            yield _location(self.data, start, self._end(index), index, self._name)
 
     def _end(self, index: int) -> int:
         following = index + 1
@@ -404,17 +410,8 @@ def _follow(
 def _parse(data: bytes, start: int, end: int, index: int, name: str) -> Entry:
     """One entry. Its end is the bound of everything inside it."""
     _, sequence, location_bytes = _HEAD.unpack_from(data, start)
+    location = _location(data, start, end, index, name)
     place = start + _HEAD.size
-    if place + location_bytes + _COUNT.size > end:
-        raise CorruptManifest(
-            name, start + 12, f"entry {index}: a location of {location_bytes} bytes passes its end"
-        )
-    try:
-        location = data[place : place + location_bytes].decode()
-    except UnicodeDecodeError as error:
-        raise CorruptManifest(
-            name, place + error.start, f"entry {index}: its location is not UTF-8: {error.reason}"
-        ) from None
     place += location_bytes
     [count] = _COUNT.unpack_from(data, place)
     place += _COUNT.size
@@ -441,6 +438,19 @@ def _parse(data: bytes, start: int, end: int, index: int, name: str) -> Entry:
         last = start_index
         items.append(Metadata(start_index, time_ms, data[payload:place]))
     return Entry(sequence, location, tuple(items), data[place:end])
+
+
+def _location(data: bytes, start: int, end: int, index: int, name: str) -> str:
+    [size] = _LOCATION_BYTES.unpack_from(data, start + 12)
+    place = start + _HEAD.size
+    if place + size + _COUNT.size > end:
+        raise CorruptManifest(name, start + 12, f"entry {index}: a location of {size} bytes passes its end")
+    try:
+        return data[place : place + size].decode()
+    except UnicodeDecodeError as error:
+        raise CorruptManifest(
+            name, place + error.start, f"entry {index}: its location is not UTF-8: {error.reason}"
+        ) from None
 
 
 EMPTY: Final = _finish([], array("Q"), 0, 0)

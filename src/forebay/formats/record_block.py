@@ -84,7 +84,7 @@ def _join(records: Sequence[bytes], tail: bytes) -> bytes:
         # The header stands between the parts of the join, so an empty part goes first. The tail belongs to
         # the last part: joined afterwards it would cost a second copy of the block.
         parts = [b"", *records]
-        parts[-1] += tail
+        parts[-1] = b"".join((parts[-1], tail))
         return _header(length).join(parts)
     _check_lengths(max(lengths))
     headers = {length: _LENGTH.pack(length) for length in lengths}

@@ -1,0 +1,99 @@
+"""When to try: how producers that know nothing of each other share one object that takes one write at a time.
+
+A compare-and-set of the manifest takes as long as a put, and of all that are under way at once one wins. If
+everybody tries again at once, as many requests are spent per success as there are producers; whoever just won
+knows the newest version and wins again; and some wait for seventy rounds.
+
+So producers take turns. The manifest itself tells how many there are: of the entries that were added since
+our last success, some are ours, and all of them over ours is the number of producers as busy as we are. After
+a success we let as many writes pass as there are others, and further batches gather meanwhile. Successes are
+apart by at least one write, since the manifest takes one at a time; everybody waits for about the same time;
+so the next tries are apart as well. Each producer finds a slot of its own without a word. That is also why
+this wait is not varied at random. A lone producer sees only its own entries and never waits.
+
+After a conflict the wait is drawn at random, which is how free slots are found, below a ceiling that falls
+with the age of the oldest batch: whoever has waited longest tries first. Waits after errors are those of the
+retry policy.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from forebay.errors import ForebayError, PreconditionFailed
+from forebay.kit.clock import Clock
+from forebay.kit.retry import RetryPolicy
+
+__all__ = ["Pace"]
+
+PERIOD_S_MAX: Final = 2.0
+"""Longest time from a success to the next try, however many producers there are."""
+CROWD_MIN: Final = 1.2
+"""Producers, as estimated, from which on there is anybody to wait for."""
+MARGIN: Final = 1.1
+"""Time of a slot over the time of a look and a write."""
+CROWD_FEARED: Final = 4
+"""Producers that a conflict makes us reckon with before the manifest has told."""
+_SMOOTHING: Final = 0.3
+_CROWD_SMOOTHING: Final = 0.6
+_EAGERNESS, _YOUTH = 0.3, 3.0
+"""Ceiling of the wait after a conflict, in writes: of whoever waited for a whole round, and what is added for
+somebody who just came."""
+
+
+class Pace:
+    """The pace of one producer on one queue."""
+
+    def __init__(self, clock: Clock, randomness: random.Random) -> None:
+        self._clock = clock
+        self._random = randomness
+        self._read_s = 0.02
+        self._write_s = 0.05
+        self.crowd = 1.0
+        """How many producers as busy as this one there seem to be, itself included."""
+        self._next_due = float("-inf")
+        self._end: int | None = None
+
+    def read_took(self, seconds: float) -> None:
+        """A look at the manifest took so long."""
+        self._read_s += _SMOOTHING * (seconds - self._read_s)
+
+    def write_took(self, seconds: float) -> None:
+        """A write of the manifest took so long."""
+        self._write_s += _SMOOTHING * (seconds - self._write_s)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether somebody else seems to be there."""
+        return self.crowd >= CROWD_MIN
+
+    async def turn(self) -> None:
+        """Wait until the others had their turns."""
+        wait = self._next_due - self._clock.monotonic()
+        if wait > 0:
+            await self._clock.sleep(wait)
+
+    def is_stale(self, seen_at: float) -> bool:
+        """Whether somebody else has probably written since then."""
+        return self.is_shared and self._clock.monotonic() - seen_at > self._write_s / 2
+
+    def succeeded(self, sequence: int, count: int) -> None:
+        """A commit put `count` batches at `sequence`."""
+        since = sequence if self._end is None else self._end
+        self._end = sequence + count
+        self.crowd += _CROWD_SMOOTHING * ((self._end - since) / count - self.crowd)
+        slot_s = MARGIN * (self._read_s + self._write_s)
+        others_s = slot_s * (self.crowd - 1) if self.is_shared else 0.0
+        self._next_due = self._clock.monotonic() + min(others_s, PERIOD_S_MAX)
+
+    def wait_after(
+        self, problem: ForebayError, attempt: int, waiting_since: float, policy: RetryPolicy
+    ) -> float:
+        """Seconds to wait before the next attempt."""
+        if not isinstance(problem, PreconditionFailed):
+            return policy.wait_s(attempt, self._random)
+        age = self._clock.monotonic() - waiting_since
+        slot_s = self._read_s + self._write_s
+        youth = max(0.0, 1.0 - age / (slot_s * max(self.crowd, CROWD_FEARED)))
+        return self._random.uniform(0.0, self._write_s * (_EAGERNESS + _YOUTH * youth))

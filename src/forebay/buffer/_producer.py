@@ -1,0 +1,356 @@
+"""The producer: many small calls in, few immutable objects and fewer manifest writes out.
+
+    produce -> block of the call -> [batch] -> one object -> [turn] -> commit of all that is ready -> watchers
+
+A call is encoded at once, so what waits is counted by the byte and costs no Python object per record. Batches
+upload in parallel and are committed in the order they were closed, many per compare-and-set.
+
+What a crash leaves, by where it strikes: before the upload nothing; between upload and commit an object that
+no manifest names, which garbage collection takes; after the commit a durable batch. Whoever produced learns
+of durability only after the commit, so nothing that was promised is ever lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from forebay.buffer._committer import Committed, Committer, ManifestCommitter, Upload
+from forebay.buffer._config import BufferConfig
+from forebay.buffer._errors import UploadFailed
+from forebay.buffer._manifest_file import ManifestFile
+from forebay.buffer._metrics import BufferMetrics
+from forebay.buffer._names import batch_location
+from forebay.errors import ForebayError, OutcomeUnknown, Unavailable, UsageError
+from forebay.formats import buffer_batch, record_block
+from forebay.formats.buffer_manifest import Metadata, NewEntry
+from forebay.formats.entry_tail import EntryTail, encode_tail
+from forebay.kit.batcher import Batcher, BatcherConfig, Outcome, Ticket
+from forebay.kit.clock import Clock, SystemClock
+from forebay.kit.ids import IdSource
+from forebay.kit.metrics import MetricsRegistry
+from forebay.kit.retry import retry
+from forebay.storage import ObjectStore, open_store
+
+__all__ = ["DurabilityWatcher", "Durable", "Producer", "WriteHandle"]
+
+_log = logging.getLogger(__name__)
+
+METADATA_BYTES_MAX = (1 << 32) - 1
+"""Largest metadata payload that the manifest can hold."""
+ITEM_BYTES = 16
+"""Bytes of a metadata item beside its payload."""
+
+
+class Durable(NamedTuple):
+    """Where the records of one call are."""
+
+    sequence: int
+    """Of their batch in the queue."""
+    location: str
+    """Of their batch in the store."""
+    start_index: int
+    """Of the first of them in the batch."""
+    record_count: int
+
+
+class DurabilityWatcher:
+    """Tells whether the records of one call are durable."""
+
+    __slots__ = ("_ticket",)
+
+    def __init__(self, ticket: Ticket[Durable]) -> None:
+        self._ticket = ticket
+
+    def result(self) -> Durable | None:
+        """None while it is open; then where the records are, or the error raised."""
+        return self._ticket.result() if self._ticket.done() else None
+
+    async def await_durable(self) -> Durable:
+        """Wait until the records are durable. Raises `NotDone` errors, `CommitUnknown` or `ManifestLost`.
+
+        Cancelling the wait does not touch the records.
+        """
+        return await asyncio.shield(self._ticket)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteHandle:
+    """What `produce` returns."""
+
+    watcher: DurabilityWatcher
+    ingestion_time_ms: int
+    """Wall-clock time that was recorded for these records."""
+
+
+@dataclass(slots=True, eq=False)
+class _Input:
+    block: bytes
+    count: int
+    metadata: bytes
+    time_ms: int
+    number: int = -1
+    ticket: Ticket[Durable] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Uploaded:
+    upload: Upload
+    inputs: Sequence[_Input]
+    raw_bytes: int
+    stored_bytes: int
+    began: float
+    places: list[Durable] | None = None
+    """Where its calls are, once it is committed."""
+
+
+class Producer:
+    """Appends batches of records to a queue. Use from one event loop, as a context manager."""
+
+    def __init__(
+        self,
+        config: BufferConfig,
+        clock: Clock | None = None,
+        *,
+        store: ObjectStore | None = None,
+        ids: IdSource | None = None,
+        randomness: random.Random | None = None,
+        metrics: MetricsRegistry | None = None,
+        committer: Committer | None = None,
+    ) -> None:
+        """The store is opened from `config.url` unless handed in; only an own one is closed at the end."""
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._random = randomness or random.SystemRandom()
+        self._ids = ids or IdSource(self._clock, self._random)
+        self._owns_store = store is None
+        self._store = store if store is not None else open_store(config.url, clock=self._clock)
+        self.instance = self._ids.ulid()
+        """Name of this producer in metrics and extensions."""
+        self._producer_id = bytes.fromhex(self._ids.token())
+        self.metrics = BufferMetrics(metrics, "producer", self.instance)
+        self._committer = committer or self._own_committer()
+        self._ordinal = 0
+        self._inputs = 0
+        self._closed = False
+        self._batcher: Batcher[_Input, _Uploaded, Durable] = Batcher(
+            self._upload,
+            self._commit,
+            config=BatcherConfig(
+                batch_bytes=config.flush_size_bytes,
+                batch_items=config.max_buffered_inputs,
+                age_ms=config.flush_interval_ms,
+                pending_items_max=config.max_buffered_inputs,
+                pending_bytes_max=config.max_buffered_bytes,
+                uploads_max=config.uploads_max,
+                commit_batches_max=config.commit_batches_max,
+            ),
+            clock=self._clock,
+        )
+
+    def _own_committer(self) -> ManifestCommitter:
+        config = self._config
+        file = ManifestFile(
+            self._store, config.manifest_path, self._clock, bytes_max=config.manifest_bytes_max
+        )
+        return ManifestCommitter(
+            file, config, clock=self._clock, randomness=self._random, metrics=self.metrics
+        )
+
+    # -- taking records in
+
+    async def produce(self, entries: Sequence[bytes] | pa.BinaryArray, metadata: bytes = b"") -> WriteHandle:
+        """Accept records; wait for room if too much is not durable yet. The handle tells when they are."""
+        item = self._input(entries, metadata)
+        ticket = await self._batcher.add(item, len(item.block) + ITEM_BYTES + len(metadata))
+        return self._accepted(item, ticket)
+
+    def produce_nowait(self, entries: Sequence[bytes] | pa.BinaryArray, metadata: bytes = b"") -> WriteHandle:
+        """Accept records, or raise `Backpressure` if there is no room now."""
+        item = self._input(entries, metadata)
+        ticket = self._batcher.add_nowait(item, len(item.block) + ITEM_BYTES + len(metadata))
+        return self._accepted(item, ticket)
+
+    def _accepted(self, item: _Input, ticket: Ticket[Durable]) -> WriteHandle:
+        # Nothing else runs between acceptance and this line, so the numbers are in the order of acceptance.
+        item.number, item.ticket = self._inputs, ticket
+        self._inputs += 1
+        return WriteHandle(DurabilityWatcher(ticket), item.time_ms)
+
+    def _input(self, entries: Sequence[bytes] | pa.BinaryArray, metadata: bytes) -> _Input:
+        if isinstance(entries, (bytes, bytearray, memoryview, str)):
+            raise UsageError("entries is a single value", hint="give a list of bytes, also for one record")
+        if not len(entries):
+            raise UsageError("no entries", hint="give at least one record; an empty one is b''")
+        return _Input(record_block.encode(entries), len(entries), bytes(metadata), self._clock.now_ms())
+
+    # -- uploading
+
+    async def _upload(self, items: Sequence[_Input]) -> _Uploaded:
+        began = self._clock.monotonic()
+        records = sum(item.count for item in items)
+        raw_bytes = sum(len(item.block) for item in items)
+        data = buffer_batch.encode_blocks(
+            [item.block for item in items], records, self._config.batch_compression
+        )
+        metadata = _metadata(items, merge=self._config.merge_metadata)
+        for item in items:
+            item.block = b""  # It is part of the batch now; holding both would double what waits.
+        upload = await self._put(data, metadata, self._tail(data, records), began)
+        self.metrics.upload_duration.observe(self._clock.monotonic() - began)
+        uploaded = _Uploaded(upload, items, raw_bytes, len(data), began)
+        upload.number, upload.following = items[0].number, items[-1].number + 1
+        upload.on_commit = partial(self._landed, uploaded)
+        self._committer.ready(upload)
+        return uploaded
+
+    def _tail(self, data: bytes, records: int) -> bytes:
+        if not self._config.entry_extension:
+            return b""
+        ordinal, self._ordinal = self._ordinal, self._ordinal + 1
+        return encode_tail(EntryTail(len(data), crc32c(data), self._producer_id, ordinal, records))
+
+    async def _put(
+        self, data: bytes, metadata: tuple[Metadata, ...], tail: bytes, waiting_since: float
+    ) -> Upload:
+        location = batch_location(self._config.data_path_prefix, self._ids.ulid())
+        uploaded_at = self._clock.monotonic()
+
+        async def put() -> str:
+            return await self._store.put(location, data)
+
+        # The name is new and the bytes are the same every time, so a put of unknown outcome may be repeated.
+        try:
+            await retry(
+                put,
+                policy=self._config.upload_retry,
+                clock=self._clock,
+                randomness=self._random,
+                retryable=lambda error: isinstance(error, (Unavailable, OutcomeUnknown)),
+            )
+        except (Unavailable, OutcomeUnknown) as error:
+            raise UploadFailed(location, str(error)) from error
+
+        async def renew() -> Upload:
+            return await self._put(data, metadata, tail, waiting_since)
+
+        return Upload(NewEntry(location, metadata, tail), uploaded_at, waiting_since, renew)
+
+    # -- committing
+
+    async def _commit(self, group: Sequence[_Uploaded]) -> Sequence[Outcome[Durable]]:
+        answers = await self._committer.commit([uploaded.upload for uploaded in group])
+        outcomes: list[Outcome[Durable]] = []
+        for uploaded, answer in zip(group, answers, strict=True):
+            if isinstance(answer, Committed):
+                self._landed(uploaded, answer)
+                assert uploaded.places is not None
+                outcomes.append(uploaded.places)
+            else:
+                outcomes.append(answer)
+        return outcomes
+
+    def _landed(self, uploaded: _Uploaded, committed: Committed) -> None:
+        """Answer the calls of a batch. The batcher does the same later and then finds it done."""
+        if uploaded.places is not None:
+            return
+        uploaded.places, start = [], 0
+        for item in uploaded.inputs:
+            place = Durable(committed.sequence, committed.location, start, item.count)
+            uploaded.places.append(place)
+            start += item.count
+            if item.ticket is not None and not item.ticket.done():
+                item.ticket.set_result(place)
+        metrics = self.metrics
+        metrics.batches_flushed.inc()
+        metrics.entries_flushed.inc(start)
+        metrics.bytes_flushed.inc(uploaded.raw_bytes)
+        metrics.bytes_written.inc(uploaded.stored_bytes)
+        metrics.flush_duration.observe(self._clock.monotonic() - uploaded.began)
+
+    # -- ending
+
+    @property
+    def pending_inputs(self) -> int:
+        """Calls that are not answered yet."""
+        return self._batcher.pending_items
+
+    @property
+    def pending_bytes(self) -> int:
+        """Their bytes."""
+        return self._batcher.pending_bytes
+
+    def conflict_rate(self) -> float:
+        """Percent of this producer's manifest writes that somebody else was faster."""
+        return self.metrics.writes.conflict_rate()
+
+    async def flush(self) -> None:
+        """Wait until everything produced before is durable. Raises the first failure since the last flush."""
+        await self._batcher.flush()
+
+    async def close(self) -> None:
+        """Flush and end. Raises what `flush` would raise. Closing twice is fine."""
+        self._closed = True
+        try:
+            await self._batcher.close()
+        except asyncio.CancelledError:
+            self._abandon("its close was cancelled")
+            raise
+        finally:
+            await self._committer.close()
+            if self._owns_store:
+                await self._store.close()
+
+    def _abandon(self, why: str) -> None:
+        """Answer every watcher whose records were not handed to a commit, and say how many that are."""
+        lost = self._batcher.pending_items
+        if lost:
+            _log.warning("producer %s: %d calls were not durable when %s", self.instance, lost, why)
+        self._batcher._abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        # What was accepted is kept even if the block failed; its own error is the one to be seen.
+        try:
+            await self.close()
+        except ForebayError as problem:
+            _log.warning("producer %s: not everything became durable: %s", self.instance, problem)
+            error.add_note(f"and closing the producer failed: {problem}")
+
+    def __del__(self) -> None:
+        batcher = getattr(self, "_batcher", None)
+        if batcher is not None and not self._closed and batcher.pending_items:
+            _log.warning(
+                "producer %s: dropped without close, %d calls are lost", self.instance, batcher.pending_items
+            )
+
+
+def _metadata(items: Sequence[_Input], *, merge: bool) -> tuple[Metadata, ...]:
+    found: list[Metadata] = []
+    start = 0
+    for item in items:
+        last = found[-1] if found else None
+        if not (
+            merge
+            and last is not None
+            and (last.payload, last.ingestion_time_ms) == (item.metadata, item.time_ms)
+        ):
+            found.append(Metadata(start, item.time_ms, item.metadata))
+        start += item.count
+    return tuple(found)
