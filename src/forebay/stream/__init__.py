@@ -15,11 +15,13 @@ from forebay.stream._spec import FIRST, LAST, NEXT, Spec
 from forebay.stream._tier import Lag, StreamTier, TierProgress
 from forebay.stream._verify import Verification
 from forebay.stream._verify import verify as verify_stream
+from forebay.stream._writer import Appended, StreamWriter, WriterConfig
 
 __all__ = [
     "FIRST",
     "LAST",
     "NEXT",
+    "Appended",
     "BlockCache",
     "Collection",
     "Deposed",
@@ -38,9 +40,11 @@ __all__ = [
     "StreamReader",
     "StreamStats",
     "StreamTier",
+    "StreamWriter",
     "TierConfig",
     "TierProgress",
     "Verification",
+    "WriterConfig",
     "collect",
     "find_stream",
     "list_streams",

@@ -15,7 +15,7 @@ Indexes are fixed-size records and are held as arrays; each look reads only what
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,8 @@ class Segment:
     """The id that follows its last complete chunk."""
     last: bool = False
     """Whether it is the one being written."""
+    settled: bool = False
+    """Whether all of its file counts, so that it need not be looked at again once it is not the last."""
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
@@ -88,8 +90,10 @@ def _opened(path: Path) -> Iterator[int]:
 class LocalLog:
     """The segments of one directory, as of the last `refresh`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, committed: Callable[[], int] | None = None) -> None:
         self.path = path
+        self._committed = committed
+        """Where the commit offset is known, nothing at or above it counts."""
         self._segments: dict[int, Segment] = {}
 
     def refresh(self) -> None:
@@ -97,10 +101,9 @@ class LocalLog:
         names = [osiris_file.parse_file_name(entry.name) for entry in os.scandir(self.path)]
         found = sorted({name[0] for name in names if name is not None and name[1] == "segment"})
         kept = {first: self._segments[first] for first in found if first in self._segments}
-        # All but the last two were complete when they were last looked at and never change again.
         for first in found:
             known = kept.get(first)
-            if known is None or known.last or first == found[-1]:
+            if known is None or known.last or not known.settled or first == found[-1]:
                 segment = self._load(first, last=first == found[-1])
                 if segment is None:
                     kept.pop(first, None)
@@ -119,6 +122,9 @@ class LocalLog:
             return Segment(first, path, np.empty(0, INDEX_DTYPE), FILE_HEADER_BYTES, first, last)
         records = osiris_file.decode_index(index)
         records = records[: int(np.searchsorted(records["position"], size - HEADER_BYTES, side="right"))]
+        if self._committed is not None:
+            below = np.searchsorted(records["chunk_id"], np.uint64(self._committed()), side="left")
+            records = records[: int(below)]
         osiris_file.check_index(records)
         segment = Segment(first, path, records, FILE_HEADER_BYTES, first, last)
         try:
@@ -136,7 +142,7 @@ class LocalLog:
             if header.chunk_id != int(record["chunk_id"]) or header.epoch != int(record["epoch"]):
                 raise Corrupt(segment.path.name, int(record["position"]), "the index names another chunk")
             if end <= size:
-                segment.end, segment.next_id = end, header.next_id
+                segment.end, segment.next_id, segment.settled = end, header.next_id, end == size
                 return
             segment.records = segment.records[:-1]
 
@@ -158,9 +164,8 @@ class LocalLog:
 
     @property
     def next_offset(self) -> int:
-        """Offset behind the last complete chunk."""
-        segments = self.segments
-        return segments[-1].next_id if segments else 0
+        """Offset behind the last complete chunk; an empty segment says by its name where it goes on."""
+        return max([segment.next_id for segment in self._segments.values()], default=0)
 
     @property
     def epoch(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,9 +60,14 @@ class TierProgress:
 
 
 class StreamTier:
-    """One stream on its way into the bucket."""
+    """One stream on its way into the bucket.
 
-    def __init__(
+    `epoch` is that of the writer; without one it is the epoch of the log's last chunk. `committed` gives the
+    commit offset where the writer is at hand; a broker's files do not tell it, and on one node all that is
+    written counts.
+    """
+
+    def __init__(  # noqa: PLR0913 - parts that are handed in, each by its name
         self,
         path: Path,
         store: ObjectStore,
@@ -70,12 +75,13 @@ class StreamTier:
         stream: str | None = None,
         coordinator: Coordinator | None = None,
         epoch: int | None = None,
+        committed: Callable[[], int] | None = None,
         config: TierConfig | None = None,
         clock: Clock,
         randomness: random.Random,
     ) -> None:
         self.config = config or TierConfig()
-        self.log = LocalLog(path)
+        self.log = LocalLog(path, committed)
         self.remote = RemoteTier(
             stream or path.name,
             store,
