@@ -54,6 +54,7 @@ class AppendGroup:
     """Number of this append among those of the producer to this partition: 0, 1, 2 and so on."""
     epoch: int | None = None
     """Fencing epoch of the writer. Below the partition's epoch the append is refused for ever."""
+    _size_bytes: list[int] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
     def of(
@@ -73,12 +74,12 @@ class AppendGroup:
     @property
     def size_bytes(self) -> int:
         """Bytes of the records in memory: what counts against the bounds of a producer."""
-        batch = self.batch
-        size = batch.values.nbytes
-        for column in (batch.keys, batch.timestamps_ms, batch.headers):
-            if column is not None:
-                size += column.nbytes
-        return int(size)
+        # Asked for by the producer and again by the writer, and Arrow takes its time to tell.
+        if not self._size_bytes:
+            batch = self.batch
+            columns = (batch.values, batch.keys, batch.timestamps_ms, batch.headers)
+            self._size_bytes.append(sum([int(column.nbytes) for column in columns if column is not None]))
+        return self._size_bytes[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class ProducerConfig:
     """Bytes accepted and not yet acknowledged; also the largest group. Callers wait above it. At least 1."""
     pending_max_groups: int = 100_000
     """Groups accepted and not yet acknowledged. Callers wait above it. At least 1."""
-    uploads_max: int = 4
+    uploads_max: int = 8
     """Uploads under way at once. At least 1."""
 
     def __post_init__(self) -> None:
@@ -67,8 +67,9 @@ class ProducerConfig:
             pending_items_max=self.pending_max_groups,
             pending_bytes_max=self.pending_max_bytes,
             uploads_max=self.uploads_max,
-            # Flushes that hold the same partitions cannot share a round trip, so a commit takes few.
-            commit_batches_max=4,
+            # Flushes of different partitions share a round trip. Those of the same partition cannot, and
+            # are acknowledged together at the end: not too many.
+            commit_batches_max=8,
         )
 
 

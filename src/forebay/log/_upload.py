@@ -108,10 +108,11 @@ class Uploader:
     async def upload(self, units: Sequence[Unit]) -> list[Unit]:
         """Put the units into one new object; returns those that are there, the others are answered."""
         began = self._clock.monotonic()
+        now_ms = self._clock.now_ms()
         parts, encoded = [], []
         for unit in units:
             try:
-                parts.append(self._part(unit))
+                parts.append(self._part(unit, now_ms))
             except (ForebayError, pa.ArrowException) as error:
                 unit.fail(_usage(error))
             else:
@@ -120,7 +121,7 @@ class Uploader:
             return []
         key = shared_wal_key(self._ids.ulid())
         try:
-            blob, slices = shared_blob.encode(parts, created_at_ms=self._clock.now_ms())
+            blob, slices = shared_blob.encode(parts, created_at_ms=now_ms)
             await self._put(key, blob)
         except ForebayError as error:
             for unit in encoded:
@@ -135,8 +136,8 @@ class Uploader:
                 unit.append_id = f"{unique}-{number}"
         return encoded
 
-    def _part(self, unit: Unit) -> shared_blob.Part:
-        batch = bytes_batch.merge([group.batch for group in unit.groups], time_ms=self._clock.now_ms())
+    def _part(self, unit: Unit, now_ms: int) -> shared_blob.Part:
+        batch = bytes_batch.merge([group.batch for group in unit.groups], time_ms=now_ms)
         body = bytes_batch.encode_batch(batch, codec=self._codec)
         return shared_blob.Part(unit.keys.topic, unit.keys.partition, len(batch), body)
 

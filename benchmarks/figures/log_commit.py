@@ -1,0 +1,209 @@
+"""The commit of a flush against the sequence of the specification, on the same coordinator, in the same run.
+
+The baseline is ours: a re-implementation of the specified sequence, which publishes neither source nor
+figures. For each partition of a flush, one after the other, it reads the control record, sets the pending
+append by compare-and-set, puts the index entry, and clears the pending append by compare-and-set: four
+dependent round trips. Both sides encode the same records and put them into a store in memory, so the
+difference is the commit.
+
+Flushes come strictly one after the other, but for the last variant: there a producer flushes every group by
+itself, over eight partitions, and commits what is uploaded together. The specified writer has no such mode;
+it serialises all flushes. On the embedded coordinator a read costs next to nothing, so three synced writes
+stand against one there, not four round trips.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
+
+from benchmarks.figures._suite import suite
+from benchmarks.harness import Bench, CannotMeasure, Figure, Variant, Variants, at_least
+from benchmarks.harness.timing import async_variant
+from forebay.coordination import ABSENT, Coordinator, open_coordinator
+from forebay.formats import bytes_batch, shared_blob
+from forebay.kit.clock import SystemClock
+from forebay.kit.ids import IdSource
+from forebay.log import AppendGroup, BatchingProducer, LogWriter, ProducerConfig
+from forebay.log._keys import PartitionKeys, shared_wal_key
+from forebay.log._records import Control, Cursor, Pending, decode_record, encode_record
+from forebay.storage import MemoryStore
+from forebay.testing.servers import OxiaServer, ServerUnavailable
+
+__all__ = ["SpecifiedSequence", "log_commit_embedded", "log_commit_oxia"]
+
+SIZES = (1, 100)
+RECORD = bytes(100)
+PIPELINED_PARTITIONS = 8
+PIPELINED_ROUNDS = 4
+
+_FIGURES = [
+    Figure(
+        f"{size} partition{'s' if size > 1 else ''} per flush",
+        of=f"one round trip, {size}",
+        against=f"specified sequence, {size}",
+        target=at_least(4 if size == 1 else 50),
+    )
+    for size in SIZES
+] + [
+    Figure(
+        "1 partition per flush, pipelined",
+        of="one round trip, pipelined",
+        against="specified sequence, 1",
+        target=at_least(4),
+    )
+]
+
+
+def _groups(topic: str, partitions: int) -> list[AppendGroup]:
+    return [AppendGroup.of(topic, partition, [RECORD]) for partition in range(partitions)]
+
+
+class SpecifiedSequence:
+    """Read, set pending, put index, clear pending: four round trips per partition."""
+
+    def __init__(self, coordinator: Coordinator, topic: str, partitions: int) -> None:
+        self._coordinator = coordinator
+        self._store = MemoryStore()
+        self._ids = IdSource()
+        self._clock = SystemClock()
+        self._every = [PartitionKeys(topic, partition) for partition in range(partitions)]
+        self._begun = False
+
+    async def _begin(self) -> None:
+        control = encode_record(Control(log_state="OPEN", sequence_counter=1, pending=None))
+        for keys in self._every:
+            home = keys.partition_key
+            await self._coordinator.put(keys.control, control, ABSENT, partition_key=home)
+            await self._coordinator.put(
+                keys.cursor, encode_record(Cursor(offset=1)), ABSENT, partition_key=home
+            )
+        self._begun = True
+
+    async def flush(self) -> int:
+        """One flush over all partitions; how many commits it made."""
+        if not self._begun:
+            await self._begin()
+        parts = [
+            shared_blob.Part(group.topic, group.partition, 1, bytes_batch.encode_batch(group.batch))
+            for group in _groups(self._every[0].topic, len(self._every))
+        ]
+        blob, slices = shared_blob.encode(parts, created_at_ms=self._clock.now_ms())
+        key = shared_wal_key(self._ids.ulid())
+        await self._store.put(key, blob)
+        for keys, where in zip(self._every, slices, strict=True):
+            await self._commit(keys, key, where)
+        return len(self._every)
+
+    async def _commit(self, keys: PartitionKeys, key: str, where: shared_blob.Slice) -> None:
+        coordinator, home = self._coordinator, keys.partition_key
+        record = await coordinator.get(keys.control, partition_key=home)
+        assert record is not None
+        control = decode_record(Control, record.key, record.value)
+        pending = Pending(
+            append_id=self._ids.ulid(),
+            start_offset=control.sequence_counter,
+            end_offset=control.sequence_counter,
+            msg_count=1,
+            entry_type="WAL",
+            data_key=f"memory:///{key}",
+            encoding=where.encoding,
+            created_at_ms=self._clock.now_ms(),
+            byte_offset=where.body_offset,
+            byte_length=where.body_length,
+            crc32c=where.crc32c,
+        )
+        control = msgspec.structs.replace(control, sequence_counter=pending.end_offset + 1, pending=pending)
+        version = await coordinator.put(
+            keys.control, encode_record(control), record.version, partition_key=home
+        )
+        entry = encode_record(pending.index_entry())
+        await coordinator.put(keys.index(pending.end_offset), entry, ABSENT, partition_key=home)
+        cleared = encode_record(msgspec.structs.replace(control, pending=None))
+        await coordinator.put(keys.control, cleared, version, partition_key=home)
+
+
+def _writer(coordinator: Coordinator) -> LogWriter:
+    return LogWriter(
+        MemoryStore(),
+        coordinator,
+        clock=SystemClock(),
+        ids=IdSource(),
+        randomness=random.Random(1),
+    )
+
+
+def _flush(writer: LogWriter, topic: str, partitions: int) -> Callable[[], Awaitable[float]]:
+    async def flush() -> int:
+        results = await writer.append_shared(_groups(topic, partitions))
+        for result in results:
+            result.unwrap()
+        return len(results)
+
+    return flush
+
+
+def _pipelined(writer: LogWriter) -> Callable[[], Awaitable[float]]:
+    producer: list[BatchingProducer] = []
+
+    async def flushes() -> int:
+        if not producer:
+            producer.append(
+                BatchingProducer(writer, clock=SystemClock(), config=ProducerConfig(batch_max_groups=1))
+            )
+        for _ in range(PIPELINED_ROUNDS):
+            producer[0].append_nowait(_groups("ours-pipelined", PIPELINED_PARTITIONS))
+        await producer[0].flush()
+        return PIPELINED_ROUNDS * PIPELINED_PARTITIONS
+
+    return flushes
+
+
+def _variants(runner: asyncio.Runner, coordinator: Coordinator) -> dict[str, Variant]:
+    variants: dict[str, Variant] = {}
+    for size in SIZES:
+        baseline = SpecifiedSequence(coordinator, f"specified-{size}", size)
+        ours = _flush(_writer(coordinator), f"ours-{size}", size)
+        variants[f"specified sequence, {size}"] = async_variant(runner, baseline.flush, "commits/s")
+        variants[f"one round trip, {size}"] = async_variant(runner, ours, "commits/s")
+    pipelined = _pipelined(_writer(coordinator))
+    variants["one round trip, pipelined"] = async_variant(runner, pipelined, "commits/s")
+    return variants
+
+
+async def _opened(url: str) -> Coordinator:
+    return open_coordinator(url)
+
+
+@suite.benchmark(
+    "log-commit-embedded",
+    "A flush commits in one round trip whatever its partitions (embedded coordinator).",
+    *_FIGURES,
+)
+def log_commit_embedded(bench: Bench) -> Iterator[Variants]:
+    """One database on the disk to be measured."""
+    with asyncio.Runner() as runner:
+        coordinator = runner.run(_opened(f"sqlite://{bench.directory.resolve()}/coordinator.db"))
+        yield _variants(runner, coordinator)
+        runner.run(coordinator.close())
+
+
+@suite.benchmark(
+    "log-commit-oxia",
+    "A flush commits in one round trip whatever its partitions (Oxia, one shard).",
+    *_FIGURES,
+)
+def log_commit_oxia(bench: Bench) -> Iterator[Variants]:
+    """One server with one shard on this machine, fsync on."""
+    bench.say("starting Oxia")
+    try:
+        server = OxiaServer(directory=bench.directory)
+    except ServerUnavailable as error:
+        raise CannotMeasure(error.message) from error
+    with server, asyncio.Runner() as runner:
+        coordinator = runner.run(_opened(server.url()))
+        yield _variants(runner, coordinator)
+        runner.run(coordinator.close())
