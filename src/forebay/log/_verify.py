@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from forebay.coordination import Coordinator
-from forebay.errors import ForebayError, NotFound
+from forebay.errors import ForebayError, NotFound, StorageDamaged
 from forebay.formats.shared_blob import Header
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
@@ -118,8 +118,10 @@ async def verify(
     if topic is not None:
         await catalog.describe(topic)
         partitions = [keys for keys in partitions if keys.topic == topic]
-    hidden, report.orphans = await _orphans(objects, partitions, topic)
-    for keys in [*partitions, *hidden]:
+    search = _OrphanSearch(objects, partitions)
+    await search.run(f"{ROOT}/" if topic is None else f"{ROOT}/{topic}/partitions/")
+    report.orphans = search.orphans
+    for keys in [*partitions, *search.hidden]:
         found = await _Look(objects, keys, clock, randomness).verify()
         report.partitions.append(found)
         if progress is not None:
@@ -127,45 +129,60 @@ async def verify(
     return report
 
 
-async def _orphans(
-    objects: LogObjects, partitions: Sequence[PartitionKeys], topic: str | None
-) -> tuple[list[PartitionKeys], list[str]]:
-    """Partitions that the catalog does not know, and objects that nobody names."""
-    prefix = f"{ROOT}/" if topic is None else f"{ROOT}/{topic}/partitions/"
-    known = set(partitions)
-    hidden: list[PartitionKeys] = []
-    orphans: list[str] = []
-    portion: list[ObjectInfo] = []
+class _OrphanSearch:
+    """Finds objects that nobody names, and on the way partitions that the catalog does not know."""
 
-    async def compare() -> None:
+    def __init__(self, objects: LogObjects, partitions: Sequence[PartitionKeys]) -> None:
+        self._objects = objects
+        self._partitions = partitions
+        self._known = set(partitions)
+        self.hidden: list[PartitionKeys] = []
+        """Partitions that exist and are not in the catalog."""
+        self._orphans: list[str] = []
+        self._unsure = False
+
+    @property
+    def orphans(self) -> list[str]:
+        """Where a partition cannot tell what it names, nothing can be called an orphan."""
+        return [] if self._unsure else self._orphans
+
+    async def run(self, prefix: str) -> None:
+        portion: list[ObjectInfo] = []
+        async for info in self._objects.listed(prefix):
+            portion.append(info)
+            if len(portion) >= CANDIDATES_MAX:
+                await self._compare(portion)
+                portion = []
+        await self._compare(portion)
+
+    async def _compare(self, portion: Sequence[ObjectInfo]) -> None:
         left = {info.key: info for info in portion}
         asked: set[PartitionKeys] = set()
+        await self._ask(self._partitions, asked, left)
+        await self._ask([keys for keys in map(owner_of, list(left)) if keys is not None], asked, left)
+        owners = await self._objects.owners([info for info in left.values() if is_shared(info.key)])
+        for some in owners.values():
+            await self._ask(some or [], asked, left)
+        self._orphans += list(left)[: ORPHANS_MAX - len(self._orphans)]
 
+    async def _ask(
+        self, partitions: Sequence[PartitionKeys], asked: set[PartitionKeys], left: dict[str, ObjectInfo]
+    ) -> None:
         def named(key: str) -> None:
             left.pop(key, None)
 
-        async def ask(some: Sequence[PartitionKeys]) -> None:
-            for keys in [keys for keys in some if keys not in asked]:
-                asked.add(keys)
-                visit = await objects.visit(keys, named)
-                if visit.exists and keys not in known:
-                    known.add(keys)
-                    hidden.append(keys)
-
-        await ask(partitions)
-        await ask([keys for keys in map(owner_of, list(left)) if keys is not None])
-        owners = await objects.owners([info for info in left.values() if is_shared(info.key)])
-        for some in owners.values():
-            await ask(some or [])
-        orphans.extend(list(left)[: ORPHANS_MAX - len(orphans)])
-        portion.clear()
-
-    async for info in objects.listed(prefix):
-        portion.append(info)
-        if len(portion) >= CANDIDATES_MAX:
-            await compare()
-    await compare()
-    return hidden, orphans
+        for keys in partitions:
+            if keys in asked:
+                continue
+            asked.add(keys)
+            try:
+                visit = await self._objects.visit(keys, named)
+            except StorageDamaged:
+                self._unsure = True
+                continue
+            if visit.exists and keys not in self._known:
+                self._known.add(keys)
+                self.hidden.append(keys)
 
 
 class _Look:
