@@ -1,0 +1,140 @@
+"""The commit broker over a real Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from forebay.buffer import BufferConfig, Producer
+from forebay.buffer._commit_broker import CommitBroker, CommitRequest, ReplyKind
+from forebay.buffer._commit_broker_client import BrokeredCommitter, BrokerGone
+from forebay.buffer._commit_broker_socket import FRAME_BYTES_MAX, BrokerServer, BrokerSocket
+from forebay.errors import OutcomeUnknown, UsageError
+from forebay.formats import buffer_manifest
+from forebay.kit.clock import SystemClock
+from forebay.storage import MemoryStore
+
+CONFIG = BufferConfig(manifest_path="q/manifest", data_path_prefix="q/data", flush_interval_ms=1)
+
+
+def server(store: MemoryStore, path: Path, manifest_path: str = "q/manifest", url: str = "") -> BrokerServer:
+    return BrokerServer(
+        CommitBroker(store, CONFIG), path, manifest_path=manifest_path, store=url or store.url
+    )
+
+
+def socket(store: MemoryStore, path: Path) -> BrokerSocket:
+    return BrokerSocket(path, manifest_path=CONFIG.manifest_path, store=store.url)
+
+
+def producer(store: MemoryStore, path: Path, permission_ms: int = 500) -> tuple[Producer, BrokeredCommitter]:
+    committer = BrokeredCommitter(
+        socket(store, path),
+        store,
+        CONFIG,
+        clock=SystemClock(),
+        randomness=random.Random(1),
+        permission_ms=permission_ms,
+    )
+    return Producer(CONFIG, store=store, committer=committer), committer
+
+
+def request(number: int = 1) -> CommitRequest:
+    return CommitRequest(number, SystemClock().monotonic() + 60, (("q/data/a", ((0, -5, b"m"),), b"tail"),))
+
+
+async def test_an_entry_arrives_as_it_was_sent(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with server(store, tmp_path / "s"):
+        link = socket(store, tmp_path / "s")
+        reply = await link.request(request())
+        await link.close()
+    assert (reply.kind, reply.sequence) == (ReplyKind.COMMITTED, 0)
+    [entry] = buffer_manifest.decode((await store.get("q/manifest")).data).entries
+    assert (entry.location, entry.tail) == ("q/data/a", b"tail")
+    assert entry.metadata == (buffer_manifest.Metadata(0, -5, b"m"),)
+
+
+async def test_producers_share_a_broker_and_go_on_without_it(tmp_path: Path) -> None:
+    store = MemoryStore()
+    serving = server(store, tmp_path / "s")
+    await serving.start()
+    pairs = [producer(store, tmp_path / "s") for _ in range(3)]
+    for out, _ in pairs:
+        await (await out.produce([b"with"])).watcher.await_durable()
+    await serving.stop()
+    for out, _ in pairs:
+        await (await out.produce([b"without"])).watcher.await_durable()
+        await out.close()
+    assert [(committer.brokered, committer.alone) for _, committer in pairs] == [(1, 1)] * 3
+    assert buffer_manifest.decode((await store.get("q/manifest")).data).next_sequence == 6
+
+
+async def test_without_a_broker_nothing_is_sent(tmp_path: Path) -> None:
+    link = socket(MemoryStore(), tmp_path / "none")
+    for _ in range(2):
+        with pytest.raises(BrokerGone):
+            await link.request(request())
+    await link.close()
+
+
+@pytest.mark.parametrize("changes", [{"manifest_path": "other/manifest"}, {"url": "s3://elsewhere"}])
+async def test_a_broker_of_another_queue_is_refused(tmp_path: Path, changes: dict[str, str]) -> None:
+    store = MemoryStore()
+    async with server(store, tmp_path / "s", **changes):
+        link = socket(store, tmp_path / "s")
+        with pytest.raises(BrokerGone, match="serves"):
+            await link.request(request())
+        await link.close()
+    assert [info.key async for info in store.list()] == []
+
+
+async def test_a_hang_up_before_the_answer_is_an_unknown_outcome(tmp_path: Path) -> None:
+    async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello = await reader.readexactly(4)
+        writer.write(
+            hello + await reader.readexactly(struct.unpack("<I", hello)[0])
+        )  # the client's own words
+        await reader.readexactly(4)
+        writer.close()
+
+    listening = await asyncio.start_unix_server(rude, str(tmp_path / "s"))
+    link = socket(MemoryStore(), tmp_path / "s")
+    with pytest.raises(OutcomeUnknown):
+        await link.request(request())
+    await link.close()
+    listening.close()
+
+
+@pytest.mark.parametrize(
+    "junk", [b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", FRAME_BYTES_MAX + 1), b"\x03\0\0\0abc"]
+)
+async def test_junk_ends_its_connection_and_nothing_else(tmp_path: Path, junk: bytes) -> None:
+    store = MemoryStore()
+    async with server(store, tmp_path / "s"):
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+        writer.write(junk)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+        link = socket(store, tmp_path / "s")
+        assert (await link.request(request())).kind == ReplyKind.COMMITTED
+        await link.close()
+
+
+async def test_one_broker_per_socket(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with server(store, tmp_path / "s"):
+        with pytest.raises(UsageError, match="in use"):
+            await server(store, tmp_path / "s").start()
+
+
+async def test_a_socket_left_by_a_killed_broker_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "s").touch()
+    async with server(MemoryStore(), tmp_path / "s"):
+        pass
+    assert not (tmp_path / "s").exists()
