@@ -40,7 +40,7 @@ def service_of(bed: Bed, config: CompactorServiceConfig = CONFIG, **named: Any) 
 
 def value(service: CompactorService, name: str, *labels: object) -> float:
     [family] = [family for family in service.metrics.families() if family.name == name]
-    series: dict[tuple[str, ...], Any] = {key: each for key, each in family.series()}
+    series: dict[tuple[str, ...], Any] = dict(family.series())
     return float(series[tuple(str(label) for label in labels)].value)
 
 
