@@ -14,7 +14,7 @@ from forebay.formats import bytes_batch, shared_blob
 from forebay.kit.clock import SystemClock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.kit.retry import RetryPolicy
-from forebay.log._fetched import ReaderConfig
+from forebay.log._fetched import FetchedBatch, ReaderConfig
 from forebay.log._keys import PartitionKeys, shared_wal_key
 from forebay.log._reader import LogReader
 from forebay.log._records import Control, Cursor, IndexEntry, Pending, encode_record
@@ -101,7 +101,7 @@ class HandLog:
 
     async def compact(self, start: int, end: int, *, steps: int = 3, times: Sequence[int] = ()) -> str:
         """Fold a range: 1 the end key, 2 the keys below it, 3 the cursor. `steps` says how far."""
-        fetched = [batch async for batch in self.reader().scan_batches(*self.place, start, end + 1)]
+        fetched = await self._entries(start, end)
         parts = [(each.batch, times[n] if times else each.time_ms) for n, each in enumerate(fetched)]
         body = bytes_batch.concat(parts)
         key = self.keys.compacted_object(f"compacted-{self._number()}")
@@ -124,6 +124,16 @@ class HandLog:
         if steps >= 3:
             await self.put_cursor(end + 1)
         return key
+
+    async def _entries(self, start: int, end: int) -> list[FetchedBatch]:
+        """The whole batches of a range, also where its beginning is trimmed."""
+        kept = self.control
+        self.control = msgspec.structs.replace(kept, start_offset=min(start, kept.start_offset))
+        await self.put_control()
+        found = [batch async for batch in self.reader().scan_batches(*self.place, start, end + 1)]
+        self.control = kept
+        await self.put_control()
+        return found
 
     async def trim(self, offset: int) -> None:
         self.control = msgspec.structs.replace(self.control, start_offset=offset)
