@@ -302,6 +302,43 @@ async def test_refused_caller_who_waited_succeeds_in_the_same_turn(tmp_path: Pat
         assert len(crowd) == 1
 
 
+async def test_kept_turn_ends_after_a_few_writes(tmp_path: Path, crowd: list[int]) -> None:
+    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
+        version = await coordinator.put("d/a", b"")
+        crowd.clear()
+        with pytest.raises(PreconditionFailed):
+            await coordinator.put("d/a", b"", version + 1)
+        for _ in range(_sqlite_writer.TURN_TRIES_MAX):
+            version = await coordinator.put("d/a", b"", version)
+        assert len(crowd) == 1
+        await coordinator.put("d/a", b"", version)
+        assert len(crowd) == 2
+
+
+@pytest.mark.parametrize("written", [True, False])
+async def test_refusal_by_one_read_says_what_is_there(
+    tmp_path: Path, crowd: list[int], written: bool
+) -> None:
+    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
+        found: object = await coordinator.put("d/a", b"") if written else ABSENT
+        with pytest.raises(PreconditionFailed) as refusal:
+            await coordinator.put("d/a", b"", 7)
+        assert (refusal.value.expected, refusal.value.actual) == (7, found)
+
+
+async def test_key_of_a_session_that_is_over_refuses_nobody_after_a_wait(
+    tmp_path: Path, crowd: list[int]
+) -> None:
+    now_ms = 1_000
+    async with SqliteCoordinator(tmp_path / "c.db", now_ms=lambda: now_ms) as coordinator:
+        session = await coordinator.open_session(2_000)
+        version = await coordinator.put("d/a", b"", session=session)
+        now_ms = 5_000
+        with pytest.raises(PreconditionFailed) as refusal:
+            await coordinator.put("d/a", b"", version + 1)
+        assert refusal.value.actual is ABSENT
+
+
 async def test_turn_is_not_kept_after_a_write_that_was_done(tmp_path: Path, crowd: list[int]) -> None:
     async with SqliteCoordinator(tmp_path / "c.db") as first, SqliteCoordinator(tmp_path / "c.db") as second:
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Turns of the local store: who waited and was refused tries again in the same turn, and nobody hangs by it."""
+"""Turns of the local store: who waited and was refused tries again in the same turn, and nobody hangs."""
 
 from __future__ import annotations
 

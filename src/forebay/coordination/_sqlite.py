@@ -141,10 +141,12 @@ class SqliteCoordinator(Coordinator):
             for operation in operations
         ]
         writer = self._bind()
+        put = operations[0] if len(operations) == 1 and session_ids[0] is None else None
         results: list[WriteResult] = await writer.submit(
             lambda transaction: transaction.write(operations, session_ids),
             operations=len(operations),
             size=size,
+            put=put if isinstance(put, Put) else None,
         )
         return results
 

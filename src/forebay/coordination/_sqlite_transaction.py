@@ -15,15 +15,16 @@ from typing import TypeAlias
 
 from forebay.coordination._api import Delete, DeleteRange, Operation, Put, WriteResult, directory_of
 from forebay.errors import PreconditionFailed, SessionExpired
-from forebay.kit.conditions import ABSENT, ANY
+from forebay.kit.conditions import ABSENT, ANY, Condition
 
-__all__ = ["Transaction", "expired", "range_condition"]
+__all__ = ["Transaction", "expired", "plain_refusal", "range_condition"]
 
 _PUT = "insert or replace into kv values (?, ?, ?, ?, ?)"
 _CREATE = "insert into kv values (?, ?, ?, ?, ?) on conflict do nothing"
 _REPLACE = (
     "update kv set value = ?, version = ?, session = ? where directory = ? and name = ? and version = ?"
 )
+_FIND = "select version, session from kv where directory = ? and name = ?"
 _DELETE = "delete from kv where directory = ? and name = ?"
 _DONE = WriteResult()
 _Row: TypeAlias = tuple[str, str, bytes, int, int | None]
@@ -143,8 +144,7 @@ class Transaction:
 
     def _find(self, key: str) -> tuple[int, int | None] | None:
         directory, _, name = key.rpartition("/")
-        query = "select version, session from kv where directory = ? and name = ?"
-        rows: list[tuple[int, int | None]] = self._connection.execute(query, (directory, name)).fetchall()
+        rows: list[tuple[int, int | None]] = self._connection.execute(_FIND, (directory, name)).fetchall()
         return rows[0] if rows else None
 
     def _refusal(self, operation: Put | Delete) -> PreconditionFailed | None:
@@ -198,6 +198,24 @@ class Transaction:
             row = (session_id, self._now_ms, self._boot_id)
             alive = self._alive[session_id] = bool(self._connection.execute(query, row).fetchall())
         return alive
+
+
+def plain_refusal(connection: sqlite3.Connection, put: Put) -> PreconditionFailed | None:
+    """Why the version that `put` names is not there, by one read outside of a transaction.
+
+    The caller holds the turn, so what is read stays true until it lets go. None also where only a transaction
+    can tell: other conditions, and records of a session that may be over.
+    """
+    if isinstance(put.when, Condition):
+        return None
+    directory, _, name = put.key.rpartition("/")
+    rows = connection.execute(_FIND, (directory, name)).fetchall()
+    if not rows:
+        return PreconditionFailed(put.key, expected=put.when, actual=ABSENT)
+    [(version, session_id)] = rows
+    if version == put.when or session_id is not None:
+        return None
+    return PreconditionFailed(put.key, expected=put.when, actual=version)
 
 
 def range_condition(start: str, end: str) -> tuple[str, tuple[str, ...]]:

@@ -5,8 +5,10 @@ that is there into one transaction. Batches therefore follow the load without a 
 one fdatasync; a thousand of them pay about the same. All results of a batch go back to the event loop in one
 wake-up, since the hop between threads costs as much as several statements.
 
-Whoever waited for a turn and was refused keeps it for a moment (`forebay.kit.second_tries` says why). All
-other answers go out only after the turn ended: the next process is at work while this one hands them over.
+Whoever waited for a turn and was refused keeps it for a moment (`forebay.kit.second_tries` says why), and for
+a few writes more as long as they come at once: there is a fight for a key, and every change of the process
+that leads costs the next one a refusal. All other answers go out only after the turn ended: the next process
+is at work while this one hands them over.
 
 A commit that fails is not simply rolled back. Its frames may have reached the log file and could come to life
 after a crash, as long as nobody writes over them. The thread therefore tries to commit a step of the counter
@@ -27,8 +29,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from forebay.coordination._api import Put, WriteResult
 from forebay.coordination._sqlite_file import SqliteFile, translate, turn
-from forebay.coordination._sqlite_transaction import Transaction
+from forebay.coordination._sqlite_transaction import Transaction, plain_refusal
 from forebay.errors import Closed, ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable
 from forebay.kit.second_tries import SECOND_TRY_S, SecondTries
 
@@ -39,6 +42,9 @@ BATCH_OPERATIONS_MAX = 1_000
 QUEUE_OPERATIONS_MAX = 50_000
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 """Bounds of what waits for the thread; callers over it wait in line on the event loop."""
+TURN_TRIES_MAX = 4
+"""Transactions of one turn after its first one was refused. They spare the others refusals of their own, and
+the processors the change from one process to the next; more would make the others wait too long."""
 EXPIRY_INTERVAL_S = 0.25
 """How often an idle thread looks for sessions that are over."""
 _WRITE_FAILED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
@@ -50,6 +56,7 @@ class _Request:
     future: asyncio.Future[Any]
     operations: int
     size: int
+    put: Put | None
     result: Any = None
     error: BaseException | None = None
 
@@ -71,6 +78,7 @@ class Writer:
         self._now_ms = now_ms
         self._boot_id = boot_id
         self._second_tries = SecondTries()
+        self._further_tries = SecondTries()
         # Weak, so that the thread does not keep a coordinator alive that nobody closed.
         self._on_commit = weakref.WeakMethod(on_commit)
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -85,14 +93,24 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name=f"forebay {file.path.name}", daemon=True)
         self._thread.start()
 
-    async def submit(self, apply: Callable[[Transaction], Any], *, operations: int = 1, size: int = 0) -> Any:
-        """Run `apply` in the next transaction and return its result once that is durable."""
+    async def submit(
+        self,
+        apply: Callable[[Transaction], Any],
+        *,
+        operations: int = 1,
+        size: int = 0,
+        put: Put | None = None,
+    ) -> Any:
+        """Run `apply` in the next transaction and return its result once that is durable.
+
+        `put` says that this is all it does, so that it can be refused without a transaction.
+        """
         while self._operations >= QUEUE_OPERATIONS_MAX or self._size >= QUEUE_BYTES_MAX:
             self._room.clear()
             await self._room.wait()
         if self._stopping:
             raise Closed(f"the coordinator on {self._file.path} is closed", hint="open a new one")
-        request = _Request(apply, self._loop.create_future(), operations, size)
+        request = _Request(apply, self._loop.create_future(), operations, size, put)
         self._operations += operations
         self._size += size
         self._queue.put(request)
@@ -180,22 +198,49 @@ class Writer:
             self._call(self._deliver, batch)
 
     def _take_turn(self, batch: list[_Request]) -> list[_Request]:
-        """Do the batch in our turn. What is still to be delivered: that batch, or the second try's."""
+        """Do the batch in our turn, and more if it was refused. What is still to be delivered."""
         with turn(self._descriptor) as waited:
-            self._commit(batch)
             # Only after a wait: without others there is nobody who could have come between.
-            if not (waited and all(_refused(request) for request in batch) and self._second_tries.is_due()):
+            if not (waited and self._refuse(batch)):
+                self._commit(batch)
+            if not (waited and all(_refused(request) for request in batch)):
                 return batch
-            self._call(self._deliver, batch)
-            again = self._take_within(SECOND_TRY_S)
-            if again:
-                self._second_tries.used()
-                self._commit(again)
-                return again
-            if again is None:
-                self._queue.put(None)
-            self._second_tries.unused()
-            return []
+            tries = self._second_tries
+            for _ in range(TURN_TRIES_MAX):
+                if not tries.is_due():
+                    break
+                batch = self._answer_and_wait(batch, tries)
+                if not batch:
+                    break
+                self._commit(batch)
+                tries = self._further_tries
+            return batch
+
+    def _answer_and_wait(self, batch: list[_Request], tries: SecondTries) -> list[_Request]:
+        """Keep the turn while the callers get their answers; what they come back with."""
+        self._call(self._deliver, batch)
+        again = self._take_within(SECOND_TRY_S)
+        if again:
+            tries.used()
+            return again
+        if again is None:
+            self._queue.put(None)
+        tries.unused()
+        return []
+
+    def _refuse(self, batch: list[_Request]) -> bool:
+        """Refuse a lone put by one read, within our turn. Whatever is not plain takes a transaction."""
+        [request, *others] = batch
+        if others or request.put is None:
+            return False
+        try:
+            refusal = plain_refusal(self._connection, request.put)
+        except sqlite3.Error:
+            return False
+        if refusal is None:
+            return False
+        request.result = [WriteResult(error=refusal)]
+        return True
 
     def _commit(self, batch: list[_Request]) -> None:
         """Do the batch in one transaction, within our turn."""
