@@ -133,7 +133,8 @@ class StreamTier:
                 if not self._resolved:
                     await self._resolve()
                 await work()
-            except (PreconditionFailed, OutcomeUnknown, FileNotFoundError):
+            except (PreconditionFailed, OutcomeUnknown, NotFound, FileNotFoundError):
+                # Another writer swapped or retained, or the broker removed a segment: look again.
                 self._resolved = False
                 if attempt + 1 == RESOLVES_MAX:
                     raise
@@ -190,10 +191,7 @@ class StreamTier:
         """The last chunk in the bucket is the one of that id in the local log, if that is still there."""
         if self._last is None or self.log.empty:
             return
-        try:
-            tail = await self.remote.fragments.tail(self._last.first_offset)
-        except NotFound as error:
-            raise OutcomeUnknown("resolve", reason=f"{error.key} is gone") from error
+        tail = await self.remote.fragments.tail(self._last.first_offset)
         chunk_id = tail.last.chunk_id
         if chunk_id < self.log.first_offset:
             return
