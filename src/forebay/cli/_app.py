@@ -38,6 +38,7 @@ class Registered:
 
 
 COMMANDS = (
+    Registered("buffer", "forebay.cli.buffer", "Look at a queue of batches, check it, clean up behind it."),
     Registered("compact", "forebay.cli.compact", "Fold small appends into large objects."),
     Registered("demo", "forebay.cli.demo", "Show the promise kept: write, race, kill -9, read back, verify."),
     Registered(
