@@ -152,9 +152,13 @@ class WriteResult:
 
     def unwrap(self) -> int | None:
         """The version; raises the error."""
-        if self.error is not None:
+        if self.error is None:
+            return self.version
+        try:
             raise self.error
-        return self.version
+        finally:
+            # The traceback of the error holds this frame, and `self` the error: a ring until a collection.
+            del self
 
 
 class Watch(abc.ABC):
@@ -192,20 +196,17 @@ class Coordinator(abc.ABC):
         partition_key: str | None = None,
     ) -> int:
         """Write one key and return its new version."""
-        [result] = await self.write([Put(key, value, when, session, partition_key)])
-        version = result.unwrap()
+        version = (await self.write([Put(key, value, when, session, partition_key)]))[0].unwrap()
         assert version is not None
         return version
 
     async def delete(self, key: str, when: When = ANY, *, partition_key: str | None = None) -> None:
         """Remove one key."""
-        [result] = await self.write([Delete(key, when, partition_key)])
-        result.unwrap()
+        (await self.write([Delete(key, when, partition_key)]))[0].unwrap()
 
     async def delete_range(self, start: str, end: str, *, partition_key: str | None = None) -> None:
         """Remove the leaves of one directory with start <= key < end, in one atomic step."""
-        [result] = await self.write([DeleteRange(start, end, partition_key)])
-        result.unwrap()
+        (await self.write([DeleteRange(start, end, partition_key)]))[0].unwrap()
 
     @abc.abstractmethod
     async def range_scan(

@@ -85,9 +85,14 @@ class Link:
         request = _Request(self, operation, subject, effect, future, process, write)
         request.send()
         await future
-        if request.error is not None:
+        if request.error is None:
+            return request.result
+        try:
             raise request.error
-        return request.result
+        finally:
+            # The error knows this frame by its traceback, and the frame would know the error: without the
+            # ring, what a refused request leaves behind goes away at once and not by a collection.
+            del request
 
     def counter(self, operation: str) -> list[int]:
         """Requests, bytes sent and bytes received of one operation."""
@@ -255,7 +260,8 @@ class _Request(Generic[T]):
         except ForebayError as error:
             self._note(type(error).__name__)
             if not self.fault:
-                self.error = error
+                # No wire carries a traceback, and its frames would hold this request in a ring.
+                self.error = error.with_traceback(None)
         else:
             self._note(f"ok, {self.fault}" if self.fault else "ok")
             self.result = result

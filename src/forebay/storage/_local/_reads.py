@@ -16,8 +16,8 @@ from forebay.storage._local._files import FOREIGN, LocalFiles, OpenObject
 
 __all__ = ["WouldWait", "read_if_changed", "read_object", "read_ranges"]
 
-INLINE_READ_BYTES_MAX = 64 * 1024
-"""Largest read that is tried on the event loop: about as long as the hop to a thread takes."""
+INLINE_READ_BYTES_MAX = 256 * 1024
+"""Largest read that is tried on the event loop: copying it takes no longer than the hop to a thread."""
 FOREIGN_READS_MAX = 5
 """How often a file is read again that another tool changes while it is read."""
 

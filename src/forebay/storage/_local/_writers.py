@@ -105,7 +105,8 @@ class Writers:
                 try:
                     put.attempt(turn)
                 except PreconditionFailed as refusal:
-                    put.error = refusal
+                    # Its frames hold this put: a ring for every refusal, which only a collection would end.
+                    put.error = refusal.with_traceback(None)
                     if not (turn.waited and isinstance(put.when, str) and self._second_tries.is_due()):
                         return
                     again = self._keep_turn(key, put)
