@@ -1,7 +1,7 @@
 # Forebay: `make help` is the map. Everything lives in .venv; nothing is installed outside the checkout
 # but the cache of built servers (~/.cache/forebay, or FOREBAY_CACHE_DIR).
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench servers sim nightly lock proto clean
+.PHONY: help setup demo test interop check format bench servers sim nightly lock proto clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,7 +25,10 @@ demo: setup ## the main job on the embedded default, from nothing to verified re
 	@$(BIN)/forebay demo
 
 test: setup ## the whole test suite (real servers included where they can be had)
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not nightly"
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not nightly and not interop"
+
+interop: setup ## one queue, two implementations: ours beside the published opendata-buffer crate
+	$(BIN)/pytest -q -m interop tests/interop
 
 check: setup ## format, lint, strict types, import contracts, code blocks of the docs
 	$(BIN)/ruff format --check .
