@@ -26,7 +26,7 @@ from forebay.formats.bytes_batch import HEADERS_TYPE, BytesBatch
 from forebay.kit.metrics import MetricsRegistry
 from forebay.log import AppendGroup, UnknownTopic, WriterConfig
 from forebay.log import _append as append_module
-from forebay.log import _commit as commit_module
+from forebay.log import _proposals as proposals_module
 from forebay.log import _upload as upload_module
 from forebay.log._keys import PartitionKeys
 from forebay.log._records import Pending, encode_record
@@ -308,7 +308,7 @@ async def test_units_of_one_partition_in_several_uploads_commit_in_order() -> No
 
 
 async def test_a_flush_over_the_limit_of_a_write_takes_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_module, "PARTITIONS_PER_WRITE", 10)
+    monkeypatch.setattr(proposals_module, "PARTITIONS_PER_WRITE", 10)
     coordinator, calls = counted_coordinator(MemoryCoordinator())
     writer = writer_of(coordinator=coordinator)
     await writer.append_shared([group("t", partition, b"a") for partition in range(25)])
@@ -322,7 +322,7 @@ async def test_large_control_records_split_a_write_by_bytes(monkeypatch: pytest.
     coordinator, calls = counted_coordinator(MemoryCoordinator())
     writer = writer_of(coordinator=coordinator)
     await writer.append_shared([group("t", partition, b"a") for partition in range(4)])
-    monkeypatch.setattr(commit_module, "BYTES_PER_WRITE", 100)
+    monkeypatch.setattr(proposals_module, "BYTES_PER_WRITE", 100)
     before = calls["write"]
     results = await writer.append_shared([group("t", partition, b"b") for partition in range(4)])
     assert all(one.ok for one in results)

@@ -133,6 +133,12 @@ class Unit:
     uri: str = ""
     uploaded_at: float = 0.0
     """When the upload began, on the monotonic clock."""
+    batch: BytesBatch | None = None
+    """The records of all groups, as they were uploaded."""
+    start_offset: int = 0
+    """Once it is committed."""
+    time_ms: int = 0
+    """Time of its entry, once it is committed."""
 
     def add(self, group: AppendGroup, place: int) -> None:
         """One more group."""
@@ -140,8 +146,9 @@ class Unit:
         self.places.append(place)
         self.count += len(group.batch)
 
-    def succeed(self, start_offset: int, uri: str) -> None:
-        """Answer every group: the unit was committed from this offset on."""
+    def succeed(self, start_offset: int, uri: str, time_ms: int) -> None:
+        """Answer every group: the unit was committed from this offset on, at this time."""
+        self.start_offset, self.time_ms = start_offset, time_ms
         topic, partition = self.keys.topic, self.keys.partition
         index_key = self.keys.index(start_offset + self.count - 1)
         for group, place in zip(self.groups, self.places, strict=True):
@@ -160,7 +167,7 @@ class Unit:
         self.groups = [self.groups[number] for number in numbers]
         self.places = [self.places[number] for number in numbers]
         self.count = sum([len(group.batch) for group in self.groups])
-        self.slice = None
+        self.slice = self.batch = None
 
 
 def failed(group: AppendGroup, error: ForebayError) -> AppendResult:

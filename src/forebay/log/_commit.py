@@ -30,60 +30,21 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
 
-import msgspec
-
-from forebay.coordination import WRITE_BYTES_MAX, WRITE_OPERATIONS_MAX, Put, WriteResult
+from forebay.coordination import Delete, WriteResult
 from forebay.errors import ForebayError, NotDone, OutcomeUnknown, PreconditionFailed, Unavailable
-from forebay.kit.conditions import ABSENT
 from forebay.log._append import Unit
-from forebay.log._errors import Contended
-from forebay.log._keys import OFFSET_DIGITS
+from forebay.log._errors import Contended, UnknownTopic
 from forebay.log._partition_cache import PartitionCache, PartitionState, load_state
-from forebay.log._producers import admit, judge, remember
-from forebay.log._records import Control, Cursor, Pending, encode_record
+from forebay.log._producers import admit, judge
+from forebay.log._proposals import Proposal, Try, chunks, first_control, propose, waves
 from forebay.log._settle import Doubt, Verdict, settle
-from forebay.log._topics import Catalog, Topic
+from forebay.log._topic import Topic, TopicDeleted
+from forebay.log._topics import Catalog
 from forebay.log._upload import Uploader
 from forebay.log._writer_config import WriterParts
 
 __all__ = ["Committer"]
-
-OPERATIONS_PER_PARTITION: Final = 2
-PARTITIONS_PER_WRITE: Final = WRITE_OPERATIONS_MAX // OPERATIONS_PER_PARTITION
-"""Partitions committed in one round trip; a flush with more takes several."""
-BYTES_PER_WRITE: Final = WRITE_BYTES_MAX * 3 // 4
-"""Bytes of records committed in one round trip: control records of many producers are large."""
-
-
-@dataclass(slots=True, eq=False)
-class _Try:
-    """A unit on its way into its partition."""
-
-    unit: Unit
-    state: PartitionState | None = None
-    """What the next attempt builds on; None: to be read."""
-    read: bool = False
-    """Whether `state` was read for this very append, and not remembered from an earlier one."""
-    doubt: Doubt | None = None
-    """A write whose outcome is not known yet."""
-    failure: ForebayError | None = None
-    """Why the last attempt did not succeed."""
-    attempts: int = 0
-    done: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Proposal:
-    """One attempt: what to send, and what then holds."""
-
-    one: _Try
-    state: PartitionState
-    control: Control
-    operations: list[Put]
-    size_bytes: int
 
 
 class Committer:
@@ -103,6 +64,7 @@ class Committer:
         self._auto_create = parts.config.auto_create
         self._writer = parts.name or None
         self._metrics = parts.metrics
+        self._tail_cache = parts.tail_cache
         # Two commits of one writer to one partition would only refuse each other.
         self._turn = asyncio.Lock()
 
@@ -110,12 +72,12 @@ class Committer:
         """Answer every unit. Units of one partition are committed in the order given, one per round trip."""
         async with self._turn:
             began = self._clock.monotonic()
-            for wave in _waves(units):
+            for wave in waves(units):
                 await self._commit_wave(wave)
             self._metrics.committed(self._clock.monotonic() - began)
 
     async def _commit_wave(self, units: Sequence[Unit]) -> None:
-        tries = [_Try(unit, self._cache.get(unit.keys)) for unit in units]
+        tries = [Try(unit, self._cache.get(unit.keys)) for unit in units]
         deadline = self._clock.monotonic() + self._policy.deadline_ms / 1000
         attempt = 1
         try:
@@ -137,14 +99,16 @@ class Committer:
         for one in tries:
             self._give_up(one)
 
-    async def _attempt(self, tries: Sequence[_Try]) -> None:
+    async def _attempt(self, tries: Sequence[Try]) -> None:
         self._distrust(tries)
         await self._learn([one for one in tries if one.state is None])
-        proposals = self._propose(await self._uploaded(self._admitted(tries)))
-        if not proposals:
+        ready = await self._uploaded(self._admitted(tries))
+        if not ready:
             return
+        now_ms = self._clock.now_ms()
+        proposals = [propose(one, now_ms, self._writer) for one in ready]
         results = await self._send(proposals)
-        created: list[_Proposal] = []
+        created: list[Proposal] = []
         for proposal, result in zip(proposals, results, strict=True):
             self._conclude(proposal, result)
             if proposal.one.done and proposal.state.control is None:
@@ -154,7 +118,7 @@ class Committer:
 
     # -- learning where the partitions stand
 
-    def _distrust(self, tries: Sequence[_Try]) -> None:
+    def _distrust(self, tries: Sequence[Try]) -> None:
         """Forget remembered states by which a group would be answered without a commit.
 
         A commit proves that what it builds on is the present. A refusal or a recognised repetition proves
@@ -166,19 +130,19 @@ class Committer:
                 if control is None or judge(one.unit, control):
                     one.state = None
 
-    async def _learn(self, tries: Sequence[_Try]) -> None:
+    async def _learn(self, tries: Sequence[Try]) -> None:
         """Read the control records of partitions that are not known, settle doubts, find new topics."""
         if not tries:
             return
         await asyncio.gather(*[self._load(one) for one in tries])
-        by_topic: dict[str, list[_Try]] = defaultdict(list)
+        by_topic: dict[str, list[Try]] = defaultdict(list)
         for one in tries:
             if not one.done and one.state is not None and one.state.control is None:
                 by_topic[one.unit.keys.topic].append(one)
         if by_topic:
             await asyncio.gather(*[self._find_topic(topic, new) for topic, new in by_topic.items()])
 
-    async def _load(self, one: _Try) -> None:
+    async def _load(self, one: Try) -> None:
         keys = one.unit.keys
         try:
             state = await load_state(self._coordinator, keys, self._metrics)
@@ -192,8 +156,8 @@ class Committer:
         if verdict is Verdict.COMMITTED:
             state.committed_at = self._clock.monotonic()
             self._cache.put(state)
-            self._metrics.appended(one.unit.slice.body_length if one.unit.slice else 0)
             one.done = True
+            self._tell(one.unit)
         elif verdict is Verdict.UNKNOWN:
             one.done = True
         else:
@@ -201,7 +165,7 @@ class Committer:
                 one.doubt = None
             one.state, one.read = state, True
 
-    async def _find_topic(self, topic: str, tries: Sequence[_Try]) -> None:
+    async def _find_topic(self, topic: str, tries: Sequence[Try]) -> None:
         try:
             found = await self._topic(topic, 1 + max(one.unit.keys.partition for one in tries))
         except (Unavailable, OutcomeUnknown, PreconditionFailed) as error:
@@ -228,20 +192,20 @@ class Committer:
 
     # -- what may be appended, and that its data is there
 
-    def _admitted(self, tries: Sequence[_Try]) -> list[_Try]:
+    def _admitted(self, tries: Sequence[Try]) -> list[Try]:
         ready = []
         for one in tries:
             if one.done or one.state is None:
                 continue
             if one.read:  # Otherwise `_distrust` has found nothing against any group.
-                admit(one.unit, judge(one.unit, one.state.control or _first_control(one.state)))
+                admit(one.unit, judge(one.unit, one.state.control or first_control(one.state)))
             if one.unit.groups:
                 ready.append(one)
             else:
                 one.done = True
         return ready
 
-    async def _uploaded(self, tries: Sequence[_Try]) -> Sequence[_Try]:
+    async def _uploaded(self, tries: Sequence[Try]) -> Sequence[Try]:
         """Upload again what lost some of its groups, or is so old that a vacuum might come near it."""
         oldest = self._clock.monotonic() - self._upload_deadline_s
         missing = [one for one in tries if one.unit.slice is None or one.unit.uploaded_at < oldest]
@@ -258,61 +222,14 @@ class Committer:
 
     # -- one round trip
 
-    def _propose(self, tries: Sequence[_Try]) -> list[_Proposal]:
-        now_ms = self._clock.now_ms()
-        return [self._proposal(one, now_ms) for one in tries]
-
-    def _proposal(self, one: _Try, now_ms: int) -> _Proposal:
-        state, unit = one.state, one.unit
-        assert state is not None and unit.slice is not None
-        before = state.control or _first_control(state)
-        names, where = state.names, unit.slice
-        start = before.sequence_counter
-        end = start + where.msg_count - 1
-        created_at_ms = max(now_ms, state.floor_ms)
-        pending = Pending(
-            append_id=unit.append_id,
-            start_offset=start,
-            end_offset=end,
-            msg_count=where.msg_count,
-            entry_type="WAL",
-            data_key=unit.uri,
-            encoding=where.encoding,
-            created_at_ms=created_at_ms,
-            byte_offset=where.body_offset,
-            byte_length=where.body_length,
-            crc32c=where.crc32c,
-            writer=self._writer,
-        )
-        control = msgspec.structs.replace(
-            before,
-            sequence_counter=end + 1,
-            pending=pending,
-            producers=remember(before, unit.groups, start, created_at_ms),
-        )
-        home = names.home
-        value = encode_record(control)
-        operations = []
-        if state.control is None:
-            cursor = encode_record(Cursor(offset=start))
-            operations.append(Put(unit.keys.cursor, cursor, ABSENT, partition_key=home))
-        elif before.pending is not None and not state.indexed:
-            entry = encode_record(before.pending.index_entry())
-            key = f"{names.index}{before.pending.end_offset:0{OFFSET_DIGITS}d}"
-            operations.append(Put(key, entry, ABSENT, partition_key=home))
-        expected = ABSENT if state.version is None else state.version
-        operations.append(Put(names.control, value, expected, partition_key=home))
-        size = sum([len(operation.key) + len(operation.value) for operation in operations])
-        return _Proposal(one, state, control, operations, size)
-
-    async def _send(self, proposals: Sequence[_Proposal]) -> list[WriteResult]:
+    async def _send(self, proposals: Sequence[Proposal]) -> list[WriteResult]:
         """The result of each proposal's control write, in order."""
-        chunks = _chunks(proposals)
-        if len(chunks) == 1:
-            return await self._write(chunks[0])
-        return [result for part in await asyncio.gather(*map(self._write, chunks)) for result in part]
+        parts = chunks(proposals)
+        if len(parts) == 1:
+            return await self._write(parts[0])
+        return [result for part in await asyncio.gather(*map(self._write, parts)) for result in part]
 
-    async def _write(self, proposals: Sequence[_Proposal]) -> list[WriteResult]:
+    async def _write(self, proposals: Sequence[Proposal]) -> list[WriteResult]:
         operations = [operation for proposal in proposals for operation in proposal.operations]
         self._metrics.coordination_requests["write"].inc()
         try:
@@ -325,7 +242,7 @@ class Committer:
             found.append(results[last])
         return found
 
-    def _conclude(self, proposal: _Proposal, result: WriteResult) -> None:
+    def _conclude(self, proposal: Proposal, result: WriteResult) -> None:
         one, error = proposal.one, result.error
         one.attempts += 1
         if error is None:
@@ -343,9 +260,9 @@ class Committer:
         elif not isinstance(error, Unavailable):
             self._fail(one, error)
 
-    def _committed(self, proposal: _Proposal, version: int | None) -> None:
+    def _committed(self, proposal: Proposal, version: int | None) -> None:
         pending, unit = proposal.control.pending, proposal.one.unit
-        assert pending is not None and pending.byte_length is not None
+        assert pending is not None
         self._cache.put(
             PartitionState(
                 unit.keys,
@@ -356,77 +273,83 @@ class Committer:
                 committed_at=self._clock.monotonic(),
             )
         )
-        unit.succeed(pending.start_offset, pending.data_key)
+        unit.succeed(pending.start_offset, pending.data_key, pending.created_at_ms)
         proposal.one.done = True
-        self._metrics.appended(pending.byte_length)
+        # A new partition is told of once its topic is confirmed.
+        if proposal.state.control is not None:
+            self._tell(unit)
 
-    async def _confirm(self, created: Sequence[_Proposal]) -> None:
-        """See that topics of new partitions were not deleted in between; if so, enter them again.
+    def _tell(self, unit: Unit) -> None:
+        """An append is committed: to whom it may concern."""
+        assert unit.slice is not None and unit.batch is not None
+        self._metrics.appended(unit.slice.body_length)
+        if self._tail_cache is not None:
+            keys = unit.keys
+            self._tail_cache.committed(
+                keys.topic, keys.partition, unit.start_offset, unit.batch, unit.time_ms
+            )
+
+    async def _confirm(self, created: Sequence[Proposal]) -> None:
+        """See that the topics of new partitions were not deleted in between.
 
         Creating a control record and checking the catalog cannot be one step, since they live on different
-        shards. An append that was under way while its topic was deleted counts as one after the deletion.
+        shards. An append that was under way while its topic was deleted counts as one after the deletion: the
+        topic is entered again where that is allowed, and a partition that began under the old one is taken
+        back and tried anew.
         """
-        for topic in {proposal.one.unit.keys.topic: None for proposal in created}:
-            partitions = [
-                proposal.one.unit.keys.partition
-                for proposal in created
-                if proposal.one.unit.keys.topic == topic
-            ]
+        by_topic: dict[str, list[Proposal]] = defaultdict(list)
+        for proposal in created:
+            by_topic[proposal.one.unit.keys.topic].append(proposal)
+        for topic, proposals in by_topic.items():
+            first_offset: int | None = None
             try:
-                await self._catalog.ensure(topic, 1 + max(partitions))
+                highest = max([proposal.one.unit.keys.partition for proposal in proposals])
+                first_offset = (await self._topic(topic, highest + 1)).first_offset
+            except (UnknownTopic, TopicDeleted):
+                first_offset = -1
             except ForebayError:
-                # The append is committed and stays so; the next one meets the same.
-                continue
+                # Not to be told now. The appends are committed and stay so; the next ones meet the same.
+                first_offset = None
+            for proposal in proposals:
+                before = proposal.state.topic
+                assert before is not None
+                if first_offset in (None, before.first_offset):
+                    self._tell(proposal.one.unit)
+                else:
+                    await self._take_back(proposal)
+
+    async def _take_back(self, proposal: Proposal) -> None:
+        """Remove a control record that was created under a topic that is gone, if nobody has built on it."""
+        one, keys = proposal.one, proposal.one.unit.keys
+        state = self._cache.get(keys)
+        assert state is not None and state.version is not None
+        self._metrics.coordination_requests["write"].inc()
+        delete = Delete(state.names.control, state.version, partition_key=state.names.home)
+        [result] = await self._coordinator.write([delete])
+        self._cache.forget(keys)
+        if result.error is None:
+            one.done, one.state = False, None
+        elif isinstance(result.error, OutcomeUnknown):
+            one.unit.fail(OutcomeUnknown(f"append to {keys}", reason="its topic was deleted meanwhile"))
+        else:
+            self._tell(one.unit)
 
     # -- ends
 
-    def _fail(self, one: _Try, error: ForebayError) -> None:
+    def _fail(self, one: Try, error: ForebayError) -> None:
         one.unit.fail(_unknown(one) if one.doubt is not None else error)
         one.done = True
 
-    def _give_up(self, one: _Try) -> None:
+    def _give_up(self, one: Try) -> None:
         if one.doubt is None and isinstance(one.failure, PreconditionFailed):
             self._fail(one, Contended(str(one.unit.keys), one.attempts))
         else:
             self._fail(one, one.failure or Unavailable(f"{one.unit.keys} was not reached", hint="try again"))
 
 
-def _unknown(one: _Try) -> OutcomeUnknown:
+def _unknown(one: Try) -> OutcomeUnknown:
     return OutcomeUnknown(
         f"append to {one.unit.keys}",
         reason=str(one.failure or "its reply was lost"),
         hint="it may be in the log; read the tail, or append with a producer id and repeat it",
     )
-
-
-def _first_control(state: PartitionState) -> Control:
-    assert state.topic is not None
-    first = state.topic.first_offset
-    return Control(log_state="OPEN", sequence_counter=first, pending=None, start_offset=first)
-
-
-def _waves(units: Iterable[Unit]) -> list[list[Unit]]:
-    """Units such that no wave holds a partition twice, and each partition's are in order."""
-    waves: list[list[Unit]] = []
-    depth: dict[tuple[str, int], int] = {}
-    for unit in units:
-        name = (unit.keys.topic, unit.keys.partition)
-        number = depth.get(name, 0)
-        depth[name] = number + 1
-        if number == len(waves):
-            waves.append([])
-        waves[number].append(unit)
-    return waves
-
-
-def _chunks(proposals: Sequence[_Proposal]) -> list[list[_Proposal]]:
-    chunks: list[list[_Proposal]] = [[]]
-    size = 0
-    for proposal in proposals:
-        full = len(chunks[-1]) >= PARTITIONS_PER_WRITE or size + proposal.size_bytes > BYTES_PER_WRITE
-        if full and chunks[-1]:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(proposal)
-        size += proposal.size_bytes
-    return chunks

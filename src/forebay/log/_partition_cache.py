@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from forebay.coordination import Coordinator
 from forebay.log._keys import OFFSET_DIGITS, PartitionKeys
 from forebay.log._records import Control, IndexEntry, decode_record
-from forebay.log._topics import Topic
+from forebay.log._topic import Topic
 from forebay.log._writer_metrics import WriterMetrics
 
 __all__ = ["PartitionCache", "PartitionNames", "PartitionState", "load_state"]

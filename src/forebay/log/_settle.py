@@ -54,7 +54,7 @@ async def settle(
     pending = state.control.pending if state.control is not None else None
     if pending is not None and unit.append_id and pending.append_id == unit.append_id:
         # Also where nothing was in doubt: a refusal may come from a copy of the request itself.
-        unit.succeed(pending.start_offset, pending.data_key)
+        unit.succeed(pending.start_offset, pending.data_key, pending.created_at_ms)
         verdict = Verdict.COMMITTED
     elif doubt is None or state.version == doubt.version:
         return Verdict.OPEN
@@ -80,7 +80,7 @@ async def _look(
         record = await coordinator.get(keys.index(doubt.end_offset), partition_key=keys.partition_key)
         entry = None if record is None else decode_record(IndexEntry, record.key, record.value)
         if entry is not None and entry.append_id == unit.append_id:
-            unit.succeed(doubt.start_offset, entry.data_key)
+            unit.succeed(doubt.start_offset, entry.data_key, entry.created_at_ms)
             return Verdict.COMMITTED
         if entry is not None and entry.type == "WAL":
             return Verdict.NOT_COMMITTED

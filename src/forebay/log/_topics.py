@@ -22,12 +22,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from forebay.coordination import Coordinator, Delete, DeleteRange, Operation, Put, Record
-from forebay.errors import ForebayError, NotDone, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
+from forebay.errors import ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
 from forebay.kit.clock import Clock
 from forebay.kit.conditions import ABSENT
 from forebay.kit.ids import IdSource
@@ -43,6 +43,7 @@ from forebay.log._keys import (
     validate_topic,
 )
 from forebay.log._records import Control, decode_record, encode_record
+from forebay.log._topic import Topic, TopicDeleted, TopicExists, TopicSettings, TopicState
 from forebay.storage import ObjectStore
 
 __all__ = ["Catalog", "Topic", "TopicDeleted", "TopicExists", "TopicSettings"]
@@ -53,76 +54,6 @@ PARTITIONS_PER_STEP: Final = 256
 """Partitions fenced or removed per round trip."""
 
 T = TypeVar("T")
-TopicState = Literal["ACTIVE", "FENCING", "REMOVING", "DELETED"]
-
-
-class TopicExists(NotDone):
-    """There is a topic of this name already."""
-
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic!r} exists already", hint="use it, or choose another name")
-        self.topic = topic
-
-
-class TopicDeleted(NotDone):
-    """The topic is being deleted."""
-
-    def __init__(self, topic: str) -> None:
-        super().__init__(
-            f"topic {topic!r} is being deleted", hint=f"finish it first: forebay topics delete {topic}"
-        )
-        self.topic = topic
-
-
-class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a topic is kept."""
-
-    retention_ms: int | None = None
-    """Milliseconds after which records may be trimmed. At least 1, or None: for ever."""
-    retention_bytes: int | None = None
-    """Bytes per partition above which the oldest records may be trimmed. At least 1, or None: no bound."""
-    compaction: bool = True
-    """Whether small appends are folded into large objects."""
-    compact_min_age_ms: int = 120_000
-    """Milliseconds for which an append is left alone: longer than a writer may take to learn the outcome of
-    its commit, which it looks up in the index. At least 0."""
-    target_bytes: int = 64 * 1024 * 1024
-    """Bytes that a compacted object should have. At least 1."""
-
-    def __post_init__(self) -> None:
-        for name, low in (("retention_ms", 1), ("retention_bytes", 1), ("target_bytes", 1)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise UsageError(f"{name} is {value}", hint=f"it is at least {low}")
-        if self.compact_min_age_ms < 0:
-            raise UsageError(f"compact_min_age_ms is {self.compact_min_age_ms}", hint="it is at least 0")
-
-
-class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One topic, as the catalog knows it."""
-
-    topic: str
-    topic_id: str
-    """Unique: a topic created again under an old name has another."""
-    partitions: int
-    created_at_ms: int
-    revision: str = ""
-    """Unique to the last change of this record."""
-    settings: TopicSettings = TopicSettings()
-    grows: bool = False
-    """Whether appending to a higher partition adds it: so for topics that were created by an append."""
-    state: TopicState = "ACTIVE"
-    first_offset: int = 1
-    """First offset of new partitions: above 1 where an earlier topic of this name was deleted."""
-
-    def check_partition(self, partition: int) -> None:
-        """Raise `UnknownTopic` where there is no such partition."""
-        if not 0 <= partition < self.partitions:
-            raise UnknownTopic(
-                f"{self.topic}:{partition}", hint=f"{self.topic!r} has partitions 0 to {self.partitions - 1}"
-            )
-
-
 _Change = Callable[[Topic | None], Topic | None]
 """From the present record to the new one; None where nothing is to be changed."""
 

@@ -138,6 +138,7 @@ class Uploader:
 
     def _part(self, unit: Unit, now_ms: int) -> shared_blob.Part:
         batch = bytes_batch.merge([group.batch for group in unit.groups], time_ms=now_ms)
+        unit.batch = batch
         body = bytes_batch.encode_batch(batch, codec=self._codec)
         return shared_blob.Part(unit.keys.topic, unit.keys.partition, len(batch), body)
 

@@ -31,6 +31,7 @@ from forebay.log._append import AppendGroup, AppendResult
 from forebay.log._commit import Committer
 from forebay.log._partition_cache import PartitionCache, PartitionState
 from forebay.log._records import encode_record
+from forebay.log._tail_cache import TailCache
 from forebay.log._topics import Catalog
 from forebay.log._upload import Uploaded, Uploader, units_of
 from forebay.log._writer_config import WriterConfig, WriterParts
@@ -43,7 +44,7 @@ __all__ = ["LogWriter"]
 class LogWriter:
     """Appends to any partition of any topic."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts are handed in, one by one
         self,
         store: ObjectStore,
         coordinator: Coordinator,
@@ -54,8 +55,9 @@ class LogWriter:
         config: WriterConfig | None = None,
         metrics: MetricsRegistry | None = None,
         name: str = "",
+        tail_cache: TailCache | None = None,
     ) -> None:
-        """`name` is kept with every append, for `explain`."""
+        """`name` is kept with every append, for `explain`; `tail_cache` is told of every commit."""
         self.config = config or WriterConfig()
         self.catalog = Catalog(store, coordinator, clock=clock, ids=ids, randomness=randomness)
         """The topics of this log."""
@@ -64,7 +66,9 @@ class LogWriter:
         self._random = randomness
         self._metrics = WriterMetrics(metrics)
         self._cache = PartitionCache(self.config.cached_partitions_max)
-        parts = WriterParts(store, coordinator, clock, ids, randomness, self.config, self._metrics, name)
+        parts = WriterParts(
+            store, coordinator, clock, ids, randomness, self.config, self._metrics, name, tail_cache
+        )
         self._uploader = Uploader(parts)
         self._committer = Committer(parts, self._uploader, self.catalog, self._cache)
 

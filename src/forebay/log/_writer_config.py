@@ -12,6 +12,7 @@ from forebay.formats.bytes_batch import Codec
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
 from forebay.kit.retry import RetryPolicy
+from forebay.log._tail_cache import TailCache
 from forebay.log._writer_metrics import WriterMetrics
 from forebay.storage import ObjectStore
 
@@ -58,3 +59,4 @@ class WriterParts:
     config: WriterConfig
     metrics: WriterMetrics
     name: str
+    tail_cache: TailCache | None

@@ -1,0 +1,136 @@
+"""One attempt to commit: the operations to send, and what holds if they are done.
+
+See `_commit` for the protocol. Here are its parts that talk to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from forebay.coordination import WRITE_BYTES_MAX, WRITE_OPERATIONS_MAX, Put
+from forebay.errors import ForebayError
+from forebay.kit.conditions import ABSENT
+from forebay.log._append import Unit
+from forebay.log._keys import OFFSET_DIGITS
+from forebay.log._partition_cache import PartitionState
+from forebay.log._producers import remember
+from forebay.log._records import Control, Cursor, Pending, encode_record
+from forebay.log._settle import Doubt
+
+__all__ = ["Proposal", "Try", "chunks", "first_control", "propose", "waves"]
+
+OPERATIONS_PER_PARTITION: Final = 2
+PARTITIONS_PER_WRITE: Final = WRITE_OPERATIONS_MAX // OPERATIONS_PER_PARTITION
+"""Partitions committed in one round trip; a flush with more takes several."""
+BYTES_PER_WRITE: Final = WRITE_BYTES_MAX * 3 // 4
+"""Bytes of records committed in one round trip: control records of many producers are large."""
+
+
+@dataclass(slots=True, eq=False)
+class Try:
+    """A unit on its way into its partition."""
+
+    unit: Unit
+    state: PartitionState | None = None
+    """What the next attempt builds on; None: to be read."""
+    read: bool = False
+    """Whether `state` was read for this very append, and not remembered from an earlier one."""
+    doubt: Doubt | None = None
+    """A write whose outcome is not known yet."""
+    failure: ForebayError | None = None
+    """Why the last attempt did not succeed."""
+    attempts: int = 0
+    done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Proposal:
+    """One attempt: what to send, and what then holds."""
+
+    one: Try
+    state: PartitionState
+    control: Control
+    operations: list[Put]
+    size_bytes: int
+
+
+def propose(one: Try, now_ms: int, writer: str | None) -> Proposal:
+    """One attempt on the state that is known."""
+    state, unit = one.state, one.unit
+    assert state is not None and unit.slice is not None
+    before = state.control or first_control(state)
+    names, where = state.names, unit.slice
+    start = before.sequence_counter
+    end = start + where.msg_count - 1
+    created_at_ms = max(now_ms, state.floor_ms)
+    pending = Pending(
+        append_id=unit.append_id,
+        start_offset=start,
+        end_offset=end,
+        msg_count=where.msg_count,
+        entry_type="WAL",
+        data_key=unit.uri,
+        encoding=where.encoding,
+        created_at_ms=created_at_ms,
+        byte_offset=where.body_offset,
+        byte_length=where.body_length,
+        crc32c=where.crc32c,
+        writer=writer,
+    )
+    control = msgspec.structs.replace(
+        before,
+        sequence_counter=end + 1,
+        pending=pending,
+        producers=remember(before, unit.groups, start, created_at_ms),
+    )
+    home = names.home
+    value = encode_record(control)
+    operations = []
+    if state.control is None:
+        cursor = encode_record(Cursor(offset=start))
+        operations.append(Put(unit.keys.cursor, cursor, ABSENT, partition_key=home))
+    elif before.pending is not None and not state.indexed:
+        entry = encode_record(before.pending.index_entry())
+        key = f"{names.index}{before.pending.end_offset:0{OFFSET_DIGITS}d}"
+        operations.append(Put(key, entry, ABSENT, partition_key=home))
+    expected = ABSENT if state.version is None else state.version
+    operations.append(Put(names.control, value, expected, partition_key=home))
+    size = sum([len(operation.key) + len(operation.value) for operation in operations])
+    return Proposal(one, state, control, operations, size)
+
+
+def first_control(state: PartitionState) -> Control:
+    assert state.topic is not None
+    first = state.topic.first_offset
+    return Control(log_state="OPEN", sequence_counter=first, pending=None, start_offset=first)
+
+
+def waves(units: Iterable[Unit]) -> list[list[Unit]]:
+    """Units such that no wave holds a partition twice, and each partition's are in order."""
+    waves: list[list[Unit]] = []
+    depth: dict[tuple[str, int], int] = {}
+    for unit in units:
+        name = (unit.keys.topic, unit.keys.partition)
+        number = depth.get(name, 0)
+        depth[name] = number + 1
+        if number == len(waves):
+            waves.append([])
+        waves[number].append(unit)
+    return waves
+
+
+def chunks(proposals: Sequence[Proposal]) -> list[list[Proposal]]:
+    chunks: list[list[Proposal]] = [[]]
+    size = 0
+    for proposal in proposals:
+        full = len(chunks[-1]) >= PARTITIONS_PER_WRITE or size + proposal.size_bytes > BYTES_PER_WRITE
+        if full and chunks[-1]:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(proposal)
+        size += proposal.size_bytes
+    return chunks

@@ -1,0 +1,81 @@
+"""A topic as the catalog keeps it, and what can be wrong with one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from forebay.errors import NotDone, UsageError
+from forebay.log._errors import UnknownTopic
+
+__all__ = ["Topic", "TopicDeleted", "TopicExists", "TopicSettings", "TopicState"]
+
+TopicState = Literal["ACTIVE", "FENCING", "REMOVING", "DELETED"]
+
+
+class TopicExists(NotDone):
+    """There is a topic of this name already."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} exists already", hint="use it, or choose another name")
+        self.topic = topic
+
+
+class TopicDeleted(NotDone):
+    """The topic is being deleted."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"topic {topic!r} is being deleted", hint=f"finish it first: forebay topics delete {topic}"
+        )
+        self.topic = topic
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a topic is kept."""
+
+    retention_ms: int | None = None
+    """Milliseconds after which records may be trimmed. At least 1, or None: for ever."""
+    retention_bytes: int | None = None
+    """Bytes per partition above which the oldest records may be trimmed. At least 1, or None: no bound."""
+    compaction: bool = True
+    """Whether small appends are folded into large objects."""
+    compact_min_age_ms: int = 120_000
+    """Milliseconds for which an append is left alone: longer than a writer may take to learn the outcome of
+    its commit, which it looks up in the index. At least 0."""
+    target_bytes: int = 64 * 1024 * 1024
+    """Bytes that a compacted object should have. At least 1."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("retention_ms", 1), ("retention_bytes", 1), ("target_bytes", 1)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UsageError(f"{name} is {value}", hint=f"it is at least {low}")
+        if self.compact_min_age_ms < 0:
+            raise UsageError(f"compact_min_age_ms is {self.compact_min_age_ms}", hint="it is at least 0")
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One topic, as the catalog knows it."""
+
+    topic: str
+    topic_id: str
+    """Unique: a topic created again under an old name has another."""
+    partitions: int
+    created_at_ms: int
+    revision: str = ""
+    """Unique to the last change of this record."""
+    settings: TopicSettings = TopicSettings()
+    grows: bool = False
+    """Whether appending to a higher partition adds it: so for topics that were created by an append."""
+    state: TopicState = "ACTIVE"
+    first_offset: int = 1
+    """First offset of new partitions: above 1 where an earlier topic of this name was deleted."""
+
+    def check_partition(self, partition: int) -> None:
+        """Raise `UnknownTopic` where there is no such partition."""
+        if not 0 <= partition < self.partitions:
+            raise UnknownTopic(
+                f"{self.topic}:{partition}", hint=f"{self.topic!r} has partitions 0 to {self.partitions - 1}"
+            )
