@@ -1,4 +1,4 @@
-"""The reader against a list: whatever writers, compactors, trimmers, sweepers and stragglers do, in any order.
+"""The reader against a list: whatever writers, compactors, trimmers, sweepers and stragglers do.
 
 The machine stands between any two steps of a compaction, lets index puts arrive late inside compacted ranges,
 and removes every object that the rules allow a vacuum to remove. After each step a reader must return exactly

@@ -257,13 +257,14 @@ class LogReader:
                 return
             # The cursor costs a request, so it is read only after something had gone.
             cursor = 0 if ask.trouble is None else await self._resolver.cursor(ask.keys)
-            entries_max = self._config.lookup_entries_max
+            entries_max, until = self._config.lookup_entries_max, view.next
             if ask.request.records_max is not None:
                 entries_max = min(entries_max, ask.request.records_max)
+                until = min(until, ask.request.offset + ask.request.records_max)
             ask.located = await self._resolver.locate(
                 view,
                 ask.request.offset,
-                view.next,
+                until,
                 entries_max=entries_max,
                 bytes_max=ask.bytes_max,
                 cursor=cursor,
