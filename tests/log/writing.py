@@ -128,6 +128,8 @@ async def read_log(
     records: list[bytes] = []
     expected, time_ms = control.start_offset, 0
     for end, entry in sorted(entries.items()):
+        if end < control.start_offset:
+            continue  # Put late, by somebody who slept through a trim or a deletion: nobody looks there.
         assert entry.start_offset(end) == expected, f"{keys}: {entry} ends at {end}, expected {expected}"
         assert entry.created_at_ms >= time_ms, "entry times went back"
         records += await _slice(store, entry, keys)
