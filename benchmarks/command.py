@@ -140,7 +140,7 @@ def _measure(
         tempfile.TemporaryDirectory(prefix=f"{benchmark.name}-", dir=directory) as place,
         benchmark.variants(Bench(Path(place), say)) as variants,
     ):
-        progress.update(task, description=benchmark.name, total=plan.rounds * len(variants))
+        progress.update(task, description=benchmark.name, total=plan.rounds * plan.slices * len(variants))
         rounds = measure(variants, plan, lambda: progress.advance(task))
         return summarize(benchmark, run, plan, variants, rounds, (load_before, os.getloadavg()[0]))
 

@@ -34,6 +34,7 @@ from benchmarks.harness import (
 from benchmarks.harness.bars import span_of, terminal_bar
 from benchmarks.harness.chart import draw
 from benchmarks.harness.crew import Crew, CrewFailed
+from benchmarks.harness.figure import joined
 from benchmarks.harness.machine import Machine, cpu_slug, file_system_of, this_machine
 from benchmarks.harness.page import BEGIN, END, markdown, renew
 from benchmarks.harness.results import BenchmarkResult, FigureResult, Run, load, save, summarize
@@ -155,6 +156,32 @@ def test_a_variant_may_stretch_its_turns() -> None:
     assert seen[-1] == 2.0
 
 
+def test_slices_of_a_round_alternate_and_their_sums_make_the_ratio() -> None:
+    turns: list[str] = []
+    rates = {"ours": [9.0, 1.0, 5.0], "raw": [18.0, 2.0, 10.0]}
+
+    def noted(name: str) -> Variant:
+        def run(seconds: float) -> Sample:
+            if seconds == 1.0:
+                turns.append(name)
+                return Sample(rates[name].pop(0))
+            return Sample(12345.0)
+
+        return Variant(run)
+
+    [samples] = measure({name: noted(name) for name in rates}, Plan(rounds=1, seconds=3.0, slices=3))
+    assert turns == ["ours", "raw", "raw", "ours", "ours", "raw"]
+    assert Figure("f", of="ours", against="raw").value(samples) == 0.5
+    assert samples["raw"].rate == 10.0
+
+
+def test_joined_slices_weigh_processor_time_by_the_work_done() -> None:
+    slices = [Sample(30.0, (10.0, 20.0), 100.0), Sample(10.0, (6.0, 4.0), 500.0)]
+    assert joined(slices) == Sample(20.0, (8.0, 12.0), 200.0)
+    assert joined([Sample(30.0, (), 100.0), Sample(10.0)]).cpu_us is None
+    assert joined([Sample(0.0, (), None)]) == Sample(0.0)
+
+
 def test_timed_repeats_its_step_and_counts_units() -> None:
     done: list[int] = []
 
@@ -165,6 +192,7 @@ def test_timed_repeats_its_step_and_counts_units() -> None:
     sample = timed(step, 0.0001)
     assert done
     assert sample.rate > 0
+    assert sample.cpu_us is not None
 
 
 # -- crews
@@ -196,6 +224,7 @@ def test_the_first_few_of_a_crew_work_and_the_failure_of_one_is_told() -> None:
         both = crew.run(2, 0.0)
         assert len(both.shares) == 2
         assert both.rate == pytest.approx(sum(both.shares))
+        assert both.cpu_us is not None
         with pytest.raises(CrewFailed, match="less than no time"):
             crew.run(1, -1.0)
         members = crew._members

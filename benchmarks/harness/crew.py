@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from benchmarks.harness.figure import Sample
 from benchmarks.harness.suite import Variant
@@ -89,8 +89,11 @@ class Crew:
         """Let the first `size` members work at the same time."""
         for pipe in self._pipes[:size]:
             pipe.send((size, seconds))
-        shares = [_receive(pipe, seconds + GRACE_S) for pipe in self._pipes[:size]]
-        return Sample(sum(shares), tuple(shares))
+        reports = [_receive(pipe, seconds + GRACE_S) for pipe in self._pipes[:size]]
+        shares = tuple(report.units / report.seconds for report in reports)
+        units = sum(report.units for report in reports)
+        cpu_s = sum(report.cpu_s for report in reports)
+        return Sample(sum(shares), shares, cpu_s / units * 1e6 if units else None)
 
     def variant(self, size: int, unit: str) -> Variant:
         """`run` as a variant, with longer turns the more there are to share them."""
@@ -107,11 +110,22 @@ class Crew:
             member.join()
 
 
-def _receive(pipe: Connection, timeout_s: float) -> float:
+class _Report(NamedTuple):
+    """What a member did in one turn."""
+
+    units: float
+    seconds: float
+    cpu_s: float
+
+
+_READY = _Report(0.0, 0.0, 0.0)
+
+
+def _receive(pipe: Connection, timeout_s: float) -> _Report:
     try:
         if pipe.poll(timeout_s):
             answer = pipe.recv()
-            if isinstance(answer, float):
+            if isinstance(answer, _Report):
                 return answer
             raise CrewFailed(f"a process of the crew failed: {answer}")
     except (EOFError, ConnectionError):
@@ -124,13 +138,13 @@ def _work(job: Job, pipe: Connection, barriers: dict[int, Barrier]) -> None:
     with ExitStack() as stack:
         try:
             stack.enter_context(job)
-            pipe.send(0.0)
+            pipe.send(_READY)
             while True:
                 size, seconds = pipe.recv()
                 barriers[size].wait(GRACE_S)
-                begin = time.perf_counter()
+                begin, spent = time.perf_counter(), time.process_time()
                 units = job.run(seconds)
-                pipe.send(units / (time.perf_counter() - begin))
+                pipe.send(_Report(units, time.perf_counter() - begin, time.process_time() - spent))
         except (EOFError, KeyboardInterrupt):
             return
         except Exception as error:

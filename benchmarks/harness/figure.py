@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Figure", "Measure", "Sample", "Target", "at_least", "at_most"]
+__all__ = ["Figure", "Measure", "Sample", "Target", "at_least", "at_most", "joined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,17 @@ class Sample:
     """Units per second, of all processes together."""
     shares: tuple[float, ...] = ()
     """Units per second of each process, where several shared the work."""
+    cpu_us: float | None = None
+    """Microseconds of processor time per unit, of all processes together; None where nobody looked."""
+
+
+def joined(samples: Sequence[Sample]) -> Sample:
+    """Slices of equal length as one sample: sums over sums, not a mean of ratios."""
+    rate = _mean([sample.rate for sample in samples])
+    shares = tuple(_mean(shares) for shares in zip(*[sample.shares for sample in samples], strict=True))
+    spent = [sample.cpu_us * sample.rate for sample in samples if sample.cpu_us is not None]
+    known = len(spent) == len(samples) and rate > 0
+    return Sample(rate, shares, sum(spent) / (rate * len(samples)) if known else None)
 
 
 class Measure(Enum):

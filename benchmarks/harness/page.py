@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.harness.results import BenchmarkResult
-from benchmarks.harness.wording import rates_of, target_of, value_of, verdict_of
+from benchmarks.harness.wording import cpu_of, rates_of, target_of, value_of, verdict_of
 
 __all__ = ["BEGIN", "END", "markdown", "renew"]
 
@@ -33,13 +33,13 @@ def markdown(results: Sequence[BenchmarkResult]) -> str:
         f"Machine: {machine.cpus} x {machine.cpu}, {machine.memory_gib:g} GiB, "
         f"{machine.system} {machine.release}, {machine.file_system}. "
         f"Python {run.versions.get('python', '?')}, commit `{run.commit}`, {run.date}. "
-        f"{results[0].rounds} rounds with turns of {results[0].seconds:g} s or a multiple; "
+        f"{results[0].rounds} rounds, {results[0].seconds:g} s or a multiple for each variant; "
         f"load average {min(loads):g} to {max(loads):g}.",
         "",
         f"![Figures against their targets](../benchmarks/results/{machine.slug}/chart.svg)",
         "",
-        "| benchmark | figure | ratio [lowest-highest] | target | | rates |",
-        "|---|---|---|---|---|---|",
+        "| benchmark | figure | ratio [lowest-highest] | target | | rates | processor, us |",
+        "|---|---|---|---|---|---|---|",
     ]
     for result in results:
         for figure in result.figures:
@@ -51,6 +51,7 @@ def markdown(results: Sequence[BenchmarkResult]) -> str:
                 target_of(figure),
                 f"**{verdict}**" if verdict == "missed" else verdict,
                 rates_of(result, figure),
+                cpu_of(result, figure),
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -54,6 +54,8 @@ class VariantResult(msgspec.Struct, frozen=True):
     """Units per second, by round."""
     shares: list[list[float]] = []
     """By round and process, where several shared the work."""
+    cpu_us: float | None = None
+    """Microseconds of processor time per unit, the median of the rounds; None where nobody looked."""
 
 
 class FigureResult(msgspec.Struct, frozen=True):
@@ -119,7 +121,9 @@ def summarize(
 def _variant(unit: str, samples: list[Sample]) -> VariantResult:
     rates = [_short(sample.rate) for sample in samples]
     shares = [[_short(share) for share in sample.shares] for sample in samples if sample.shares]
-    return VariantResult(unit, statistics.median(rates), rates, shares)
+    spent = [sample.cpu_us for sample in samples if sample.cpu_us is not None]
+    cpu_us = _short(statistics.median(spent)) if spent else None
+    return VariantResult(unit, statistics.median(rates), rates, shares, cpu_us)
 
 
 def _figure(figure: Figure, rounds: Sequence[dict[str, Sample]]) -> FigureResult:

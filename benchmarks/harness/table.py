@@ -10,7 +10,7 @@ from rich.table import Table
 
 from benchmarks.harness.bars import terminal_bar
 from benchmarks.harness.results import BenchmarkResult
-from benchmarks.harness.wording import rates_of, target_of, value_of, verdict_of
+from benchmarks.harness.wording import cpu_of, rates_of, target_of, value_of, verdict_of
 
 __all__ = ["print_results"]
 
@@ -44,6 +44,7 @@ def _table(result: BenchmarkResult) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column("worse │ better", no_wrap=True)
     table.add_column("rates", style="dim")
+    table.add_column("cpu us", style="dim")
     for figure in result.figures:
         verdict = verdict_of(figure)
         style = _STYLES[verdict]
@@ -54,5 +55,6 @@ def _table(result: BenchmarkResult) -> Table:
             f"[{style}]{verdict}[/{style}]",
             f"[{style}]{terminal_bar(figure)}[/{style}]",
             rates_of(result, figure),
+            cpu_of(result, figure),
         )
     return table

@@ -2,7 +2,7 @@
 
 The clock is read between steps, so a step should take some microseconds at least: fast operations do a few
 hundred units per step and say how many. The rate is taken over the time that really passed, last step
-included.
+included. Processor time is that of this process with all its threads, without that of any server.
 """
 
 from __future__ import annotations
@@ -19,22 +19,28 @@ __all__ = ["async_variant", "timed", "timed_async", "variant"]
 
 def timed(step: Callable[[], float], seconds: float) -> Sample:
     """Call `step`, which tells how many units it did, for that long."""
+    spent = time.process_time()
     begin = time.perf_counter()
     end, units, now = begin + seconds, 0.0, begin
     while now < end:
         units += step()
         now = time.perf_counter()
-    return Sample(units / (now - begin))
+    return _sample(units, now - begin, time.process_time() - spent)
 
 
 async def timed_async(step: Callable[[], Awaitable[float]], seconds: float) -> Sample:
     """The same for a coroutine function."""
+    spent = time.process_time()
     begin = time.perf_counter()
     end, units, now = begin + seconds, 0.0, begin
     while now < end:
         units += await step()
         now = time.perf_counter()
-    return Sample(units / (now - begin))
+    return _sample(units, now - begin, time.process_time() - spent)
+
+
+def _sample(units: float, seconds: float, cpu_s: float) -> Sample:
+    return Sample(units / seconds, (), cpu_s / units * 1e6 if units else None)
 
 
 def variant(step: Callable[[], float], unit: str) -> Variant:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.harness.figure import Measure
 from benchmarks.harness.results import BenchmarkResult, FigureResult
 
-__all__ = ["number", "rates_of", "target_of", "value_of", "verdict_of"]
+__all__ = ["cpu_of", "number", "rates_of", "target_of", "value_of", "verdict_of"]
 
 
 def number(value: float) -> str:
@@ -33,6 +33,15 @@ def verdict_of(figure: FigureResult) -> str:
     if figure.met is None:
         return "-"
     return "met" if figure.met else "missed"
+
+
+def cpu_of(result: BenchmarkResult, figure: FigureResult) -> str:
+    """Microseconds of processor time per unit, ours and the other side's; a dash where nobody looked."""
+    names = (figure.of, figure.against) if figure.against else (figure.of,)
+    spent = [result.variants[name].cpu_us for name in names]
+    if figure.measure is Measure.LEAST_SHARE or spent[0] is None:
+        return "-"
+    return " against ".join("?" if us is None else number(us) for us in spent)
 
 
 def rates_of(result: BenchmarkResult, figure: FigureResult) -> str:
