@@ -1,32 +1,32 @@
 """The data of a compaction: slices in, one object out, checked at both ends.
 
-Slices are fetched in order, a few at a time. The run is cut at the entry where its *decoded* size passes the
-target, so that compressed batches cannot blow it up. The slices, their joined columns and the encoded object
-are the peak: about three times the target.
+Slices are fetched in order, some ahead of the others, and joined without being decoded. The run is cut at the
+entry where its *uncompressed* size passes the target, so that compressed batches cannot blow it up. The
+slices and the object made of them are the peak: about twice the target, and what the store needs to send it.
 
-Every slice is held against the length, checksum and count of its entry; the encoded object is decoded before
-the PUT, and read back and compared after it. The sources are only let go after that.
+Every slice is held against the length, checksum and count of its entry; the object is opened again before the
+PUT, and read back and compared after it. The sources are only let go after that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from crc32c import crc32c
 
-from forebay.errors import ForebayError, OutcomeUnknown, Unavailable
-from forebay.formats import bytes_batch
-from forebay.formats.bytes_batch import BytesBatch
+from forebay.errors import ForebayError, FormatError, OutcomeUnknown, Unavailable
+from forebay.formats.bytes_batch import ENCODING, Codec
+from forebay.formats.bytes_batch_join import Piece, join, open_piece
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
 from forebay.kit.retry import RetryPolicy, retry
 from forebay.log._compaction_run import Run
 from forebay.log._errors import DataLost
-from forebay.log._fetch import ENTRY_OVERHEAD_BYTES, batch_bytes, decode_slice
 from forebay.log._keys import PartitionKeys
 from forebay.log._resolve import Located
 from forebay.log._uris import key_of
@@ -36,6 +36,8 @@ __all__ = ["Folded", "Rewriter"]
 
 T = TypeVar("T")
 
+GROUP_ENTRIES_MAX: Final = 64
+"""Most slices that one task fetches one after the other."""
 READ_BACK_BYTES: Final = 8 * 1024 * 1024
 """Bytes of one request when a new object is read back."""
 
@@ -61,10 +63,10 @@ class Folded:
 class _Source:
     """What was read of a run."""
 
-    batches: list[tuple[BytesBatch, int]] = field(default_factory=list)
+    pieces: list[tuple[Piece, int]] = field(default_factory=list)
     entries: list[Located] = field(default_factory=list)
     bytes_read: int = 0
-    bytes_decoded: int = 0
+    bytes_plain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,45 +80,47 @@ class Rewriter:
     policy: RetryPolicy
     on_stage: Callable[[str, float], None]
 
-    async def fold(
-        self, run: Run, *, target_bytes: int, fetches_max: int, codec: bytes_batch.Codec
-    ) -> Folded:
+    async def fold(self, run: Run, *, target_bytes: int, fetches_max: int, codec: Codec) -> Folded:
         """The records of a run, or of its first part, as one batch. Raises `NotFound` or `DataLost`."""
         began = self.clock.monotonic()
         source = await self._read(run, target_bytes + target_bytes // 4, fetches_max)
         self.on_stage("read", self.clock.monotonic() - began)
         began = self.clock.monotonic()
-        body = bytes_batch.concat(source.batches, codec=codec)
-        # The columns are in the body now. Let them go before the upload makes copies of its own.
-        source.batches.clear()
+        body = join(source.pieces, codec=codec)
+        # The slices are in the body now. Let them go before the upload makes copies of its own.
+        source.pieces.clear()
         folded = Folded(body, source.entries, source.bytes_read, crc32c(body))
         _check_encoded(folded)
         self.on_stage("encode", self.clock.monotonic() - began)
         return folded
 
-    async def _read(self, run: Run, decoded_bytes_max: int, fetches_max: int) -> _Source:
-        """The batches of the run in order, a few requests ahead."""
+    async def _read(self, run: Run, plain_bytes_max: int, fetches_max: int) -> _Source:
+        """The slices of the run in order, up to so many uncompressed bytes."""
         source = _Source()
-        ahead: list[asyncio.Task[bytes | ForebayError]] = []
-        upcoming = iter(run.entries)
+        groups = _grouped(run.entries, fetches_max)
+        ahead: deque[asyncio.Task[list[bytes | ForebayError]]] = deque()
+        upcoming = iter(groups)
         try:
-            for entry in run.entries:
+            for group in groups:
                 while len(ahead) < fetches_max and (following := next(upcoming, None)):
-                    ahead.append(asyncio.create_task(self._fetch(following)))
-                piece = await ahead.pop(0)
-                if isinstance(piece, ForebayError):
-                    raise piece
-                batch = _checked(entry, piece)
-                source.batches.append((batch, entry.entry.created_at_ms))
-                source.entries.append(entry)
-                source.bytes_read += len(piece)
-                source.bytes_decoded += batch_bytes(batch) - ENTRY_OVERHEAD_BYTES
-                if source.bytes_decoded >= decoded_bytes_max:
-                    break
+                    ahead.append(asyncio.create_task(self._fetch_group(following)))
+                for entry, found in zip(group, await ahead.popleft(), strict=True):
+                    if isinstance(found, ForebayError):
+                        raise found
+                    piece = _checked(entry, found)
+                    source.pieces.append((piece, entry.entry.created_at_ms))
+                    source.entries.append(entry)
+                    source.bytes_read += len(found)
+                    source.bytes_plain += len(piece.body)
+                    if source.bytes_plain >= plain_bytes_max:
+                        return source
         finally:
             for task in ahead:
                 task.cancel()
         return source
+
+    async def _fetch_group(self, group: Sequence[Located]) -> list[bytes | ForebayError]:
+        return [await self._fetch(entry) for entry in group]
 
     async def _fetch(self, wanted: Located) -> bytes | ForebayError:
         """The slice, or why it cannot be had: a request that nobody waits for any more must not complain."""
@@ -175,19 +179,40 @@ class Rewriter:
         return await retry(operation, policy=self.policy, clock=self.clock, randomness=self.randomness)
 
 
-def _checked(entry: Located, piece: bytes) -> BytesBatch:
-    batch = decode_slice(entry, piece)
-    if len(batch) != entry.entry.msg_count:
-        raise DataLost(
-            f"{entry.keys}: {entry.entry.data_key} holds {len(batch)} records, its entry says "
-            f"{entry.entry.msg_count}",
-            hint="`forebay log verify` lists what is affected",
-        )
-    return batch
+def _grouped(entries: Sequence[Located], fetches_max: int) -> list[Sequence[Located]]:
+    """Neighbours that one task fetches one after the other. Single entries, where there are few."""
+    size = min(GROUP_ENTRIES_MAX, max(1, len(entries) // (4 * fetches_max)))
+    return [entries[first : first + size] for first in range(0, len(entries), size)]
+
+
+def _checked(wanted: Located, data: bytes) -> Piece:
+    """The slice, if it is what its entry says; raises `DataLost`."""
+    entry = wanted.entry
+    if entry.encoding != ENCODING:
+        raise _damaged(wanted, f"it is encoded as {entry.encoding[:50]!r}")
+    if entry.byte_length is not None and len(data) != entry.byte_length:
+        raise _damaged(wanted, f"{len(data)} bytes, {entry.byte_length} expected")
+    if entry.crc32c is not None and crc32c(data) != entry.crc32c:
+        raise _damaged(wanted, "the checksum of the bytes is not that of the index entry")
+    try:
+        piece = open_piece(data)
+    except FormatError as error:
+        raise _damaged(wanted, str(error)) from error
+    if piece.count != entry.msg_count:
+        raise _damaged(wanted, f"it holds {piece.count} records, its entry says {entry.msg_count}")
+    return piece
+
+
+def _damaged(wanted: Located, reason: str) -> DataLost:
+    offsets = f"offsets {wanted.start_offset} to {wanted.end_offset}"
+    return DataLost(
+        f"{wanted.keys}: {wanted.entry.data_key} with {offsets} is damaged: {reason}",
+        hint="restore the object from a copy; `forebay log verify` lists what else is affected",
+    )
 
 
 def _check_encoded(folded: Folded) -> None:
-    found = len(bytes_batch.decode(folded.body))
+    found = open_piece(folded.body).count
     if found != folded.count:
         raise ForebayError(
             f"{folded.entries[0].keys}: {found} records were encoded for {folded.count} offsets",
