@@ -34,7 +34,7 @@ from forebay.testing.world import seeds
 
 POLICY = RetryPolicy(attempts_max=6, base_ms=10, cap_ms=200, deadline_ms=20_000)
 STORMY = Faults(before=0.04, after=0.05, lost=0.03, late=0.04, duplicate=0.03, slow=0.05)
-SEEDS_DEFAULT = 12
+SEEDS_DEFAULT = 6
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_a_crash_after_any_step_loses_nothing(
         return World(seed=3).run(main)
 
     steps = crash_after(None)
-    stride = max(steps // 40, 1)
+    stride = max(steps // 20, 1)
     for step in range(0, steps + 1, stride):
         crash_after(step)
 

@@ -10,18 +10,23 @@ reader holds it: one block per reader.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from forebay.errors import UsageError
+from forebay.storage import ObjectStore
 
-__all__ = ["BlockCache", "shared_cache"]
+__all__ = ["BlockCache", "shared_cache", "store_name"]
 
-BLOCK_CACHE_BYTES_DEFAULT = 256 * 1024 * 1024
+BLOCK_CACHE_BYTES_DEFAULT = 64 * 1024 * 1024
+"""Budget of the cache that readers share unless they are given another. A larger one costs fresh memory for
+each block of a long sequential read, which is slower than the read itself."""
 
 BlockKey: TypeAlias = tuple[str, int, int]
-"""Object, first byte, length."""
+"""Object, first byte, length. A length of 0: not known before it is here."""
 Fetch: TypeAlias = Callable[[], Awaitable[bytes]]
 
 
@@ -118,6 +123,16 @@ def _look_at(task: asyncio.Task[bytes]) -> None:
 
 
 _shared: dict[int, BlockCache] = {}
+_stores: weakref.WeakKeyDictionary[ObjectStore, int] = weakref.WeakKeyDictionary()
+_store_numbers = itertools.count()
+
+
+def store_name(store: ObjectStore) -> str:
+    """What tells the objects of one store from those of another in a cache that both share."""
+    number = _stores.get(store)
+    if number is None:
+        number = _stores[store] = next(_store_numbers)
+    return str(number)
 
 
 def shared_cache() -> BlockCache:

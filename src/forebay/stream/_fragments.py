@@ -22,6 +22,7 @@ from forebay.formats import stream_fragment as fmt
 from forebay.formats.osiris_chunk import ChunkHeader
 from forebay.formats.stream_fragment import Trailer
 from forebay.kit.conditions import ABSENT
+from forebay.stream._cache import BlockCache, store_name
 from forebay.stream._calls import Calls
 from forebay.stream._errors import Diverged
 from forebay.stream._keys import StreamKeys
@@ -51,9 +52,10 @@ class Tail:
 class FragmentStore:
     """The fragments of one stream."""
 
-    def __init__(self, calls: Calls, keys: StreamKeys) -> None:
+    def __init__(self, calls: Calls, keys: StreamKeys, cache: BlockCache | None = None) -> None:
         self._calls = calls
         self._keys = keys
+        self._cache = cache
 
     async def trailer(self, offset: int) -> Trailer:
         """The trailer of the fragment at `offset`. Raises `NotFound`."""
@@ -86,15 +88,23 @@ class FragmentStore:
     async def index(self, offset: int, data_bytes: int) -> tuple[Trailer, npt.NDArray[Any]]:
         """Trailer and index of a fragment whose chunks have `data_bytes`: two requests."""
         key = self._keys.fragment(offset)
-        size = await self._calls.size(key)
         start = fmt.DATA_AT + data_bytes
-        if size - start < fmt.TAIL_BYTES:
-            raise Corrupt(key, size, f"{size} bytes with {data_bytes} bytes of chunks")
-        data = await self._calls.get_range(key, start, size - start)
+        if self._cache is None:
+            data = await self._index_bytes(key, start)
+        else:
+            name = f"{store_name(self._calls.store)}/{key}#index"
+            data = await self._cache.get((name, start, 0), lambda: self._index_bytes(key, start))
+        size = start + len(data)
         trailer = fmt.decode_trailer(data, size)
         if trailer.first_offset != offset or trailer.data_bytes != data_bytes:
             raise Corrupt(key, size - fmt.TRAILER_BYTES, f"its trailer tells of another fragment: {trailer}")
         return trailer, fmt.decode_index(memoryview(data)[: -fmt.TRAILER_BYTES], trailer)
+
+    async def _index_bytes(self, key: str, start: int) -> bytes:
+        size = await self._calls.size(key)
+        if size - start < fmt.TAIL_BYTES:
+            raise Corrupt(key, size, f"{size} bytes, with chunks up to {start}")
+        return await self._calls.get_range(key, start, size - start)
 
     async def chain(self, offset: int) -> list[FragmentInfo]:
         """The fragments that follow from `offset` on, each found by the end of the one before it."""

@@ -9,7 +9,6 @@ above it, because a fragment that begins before the moment may well contain it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +27,6 @@ from forebay.stream._nodes import NodeStore
 
 __all__ = ["FragmentRef", "Lookup"]
 
-INDEX_BYTES_MAX = 32 * 1024 * 1024
-"""Bytes of fragment indexes held in memory per stream and process."""
-
 
 @dataclass(frozen=True, slots=True)
 class FragmentRef:
@@ -46,8 +42,6 @@ class Lookup:
     def __init__(self, nodes: NodeStore, fragments: FragmentStore) -> None:
         self._nodes = nodes
         self._fragments = fragments
-        self._indexes: OrderedDict[FragmentRef, tuple[Trailer, npt.NDArray[Any]]] = OrderedDict()
-        self._index_bytes = 0
 
     async def by_offset(self, manifest: Manifest, offset: int) -> FragmentRef | None:
         """The fragment that holds `offset`; the first where it is below all. None in an empty manifest."""
@@ -94,17 +88,7 @@ class Lookup:
 
     async def index(self, ref: FragmentRef) -> tuple[Trailer, npt.NDArray[Any]]:
         """Trailer and index of a fragment. Raises `NotFound`."""
-        known = self._indexes.get(ref)
-        if known is not None:
-            self._indexes.move_to_end(ref)
-            return known
-        found = await self._fragments.index(ref.offset, ref.data_bytes)
-        self._indexes[ref] = found
-        self._index_bytes += found[1].nbytes
-        while self._index_bytes > INDEX_BYTES_MAX and len(self._indexes) > 1:
-            _, (_, dropped) = self._indexes.popitem(last=False)
-            self._index_bytes -= dropped.nbytes
-        return found
+        return await self._fragments.index(ref.offset, ref.data_bytes)
 
     async def chunk_header(
         self, manifest: Manifest, pending: Sequence[FragmentInfo], chunk_id: int

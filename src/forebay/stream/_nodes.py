@@ -1,16 +1,18 @@
-"""Roots and groups in the bucket: written once, checked by their uid at every read, groups held in memory.
+"""Roots and groups in the bucket: written once, checked by their uid at every fetch, groups held in a cache.
 
 Groups are immutable and small, so the last ones used are held: a reader that walks through a group, and a
-retention that comes back to the leading one, ask for it once.
+retention that comes back to the leading one, ask for it once. Readers share the cache of their blocks for it;
+a writer has a small one of its own.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Callable
 
 from forebay.errors import NotFound, PreconditionFailed
 from forebay.formats import stream_manifest as fmt
 from forebay.formats.stream_manifest import FRAGMENT, Entries
+from forebay.stream._cache import BlockCache, store_name
 from forebay.stream._calls import Calls
 from forebay.stream._errors import RootMissing
 from forebay.stream._keys import StreamKeys
@@ -18,8 +20,8 @@ from forebay.stream._manifest import Manifest
 
 __all__ = ["NodeStore"]
 
-GROUPS_CACHED_MAX = 256
-"""Groups held per stream and process: about 8 MiB at the default branching."""
+OWN_CACHE_BYTES = 8 * 1024 * 1024
+"""Budget of the cache of a tree that shares none: some 256 groups at the default branching."""
 UID_DRAWS_MAX = 16
 """How often a uid is drawn anew where one of the same content exists already."""
 
@@ -27,12 +29,10 @@ UID_DRAWS_MAX = 16
 class NodeStore:
     """The nodes of one stream's manifest tree."""
 
-    def __init__(self, calls: Calls, keys: StreamKeys) -> None:
+    def __init__(self, calls: Calls, keys: StreamKeys, cache: BlockCache | None = None) -> None:
         self._calls = calls
         self._keys = keys
-        self._groups: OrderedDict[str, Entries] = OrderedDict()
-        self.group_reads = 0
-        """Groups that had to be fetched."""
+        self._cache = cache or BlockCache(OWN_CACHE_BYTES)
 
     async def root(self, uid: int) -> Manifest:
         """The root with this uid. Raises `NotFound`, or `Corrupt` where it is not what it was."""
@@ -54,28 +54,24 @@ class NodeStore:
 
     async def children(self, entry: Entries) -> Entries:
         """The entries below a single entry that stands for a group."""
-        key = self.group_key(entry)
-        known = self._groups.get(key)
-        if known is not None:
-            self._groups.move_to_end(key)
-            return known
-        data = await self._calls.get(key)
-        self.group_reads += 1
-        fmt.check_uid(data, int(fmt.uids_of(entry)[0]), key)
-        children = fmt.decode_group(data, int(fmt.kinds_of(entry)[0]))
-        self._remember(key, children)
-        return children
+        key, kind, uid = self.group_key(entry), int(fmt.kinds_of(entry)[0]), int(fmt.uids_of(entry)[0])
+
+        async def fetch() -> bytes:
+            data = await self._calls.get(key)
+            fmt.check_uid(data, uid, key)
+            return data
+
+        data = await self._cache.get((f"{store_name(self._calls.store)}/{key}", 0, 0), fetch)
+        return fmt.decode_group(data, kind)
 
     async def put_group(self, kind: int, entries: Entries) -> Entries:
         """Write a group of `kind` over these entries; the entry that stands for it."""
         data = fmt.encode_group(kind, entries)
         offset = int(entries["offset"][0])
         uid = await self._put(data, lambda uid: self._keys.group(kind, offset, uid))
-        self._remember(self._keys.group(kind, offset, uid), entries)
         return fmt.group_entry(kind, entries, uid)
 
-    async def _put(self, data: bytes, key_of: object) -> int:
-        assert callable(key_of)
+    async def _put(self, data: bytes, key_of: Callable[[int], str]) -> int:
         for _ in range(UID_DRAWS_MAX):
             uid = fmt.make_uid(data, self._calls.random.getrandbits(fmt.UID_RANDOM_BITS))
             try:
@@ -84,11 +80,6 @@ class NodeStore:
                 continue
             return uid
         raise RootMissing(self._keys.stream, key_of(uid), "no free uid was found")
-
-    def _remember(self, key: str, entries: Entries) -> None:
-        self._groups[key] = entries
-        while len(self._groups) > GROUPS_CACHED_MAX:
-            self._groups.popitem(last=False)
 
     async def first_fragment(self, entries: Entries) -> Entries:
         """The leftmost fragment below these entries, as a single entry."""

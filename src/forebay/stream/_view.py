@@ -18,7 +18,7 @@ from forebay.formats import Corrupt, osiris_chunk
 from forebay.formats.osiris_bloom import Matcher
 from forebay.formats.osiris_chunk import HEADER_BYTES, Chunk, ChunkHeader
 from forebay.formats.stream_fragment import DATA_AT
-from forebay.stream._cache import BlockCache, BlockKey
+from forebay.stream._cache import BlockCache, BlockKey, store_name
 from forebay.stream._calls import Calls
 from forebay.stream._config import ReaderConfig
 from forebay.stream._errors import RootMissing, StreamDeleted, StreamMissing
@@ -62,8 +62,8 @@ class RemoteView:
         self.cache = cache
         self.manifest: Manifest = EMPTY
         self.held: Held | None = None
-        self.nodes = NodeStore(calls, self.keys)
-        self.fragments = FragmentStore(calls, self.keys)
+        self.nodes = NodeStore(calls, self.keys, cache)
+        self.fragments = FragmentStore(calls, self.keys, cache)
         self.lookup = Lookup(self.nodes, self.fragments)
         self._pointer = None if coordinator is None else CoordinatorPointer(calls, self.keys, coordinator)
         self._config = config
@@ -99,6 +99,8 @@ class RemoteView:
         """Id of the chunk that holds `offset`, or of the next one where it lies in a gap."""
         ref = await self.lookup.by_offset(self.manifest, offset)
         assert ref is not None
+        if offset <= ref.offset:
+            return ref.offset
         trailer, index = await self.lookup.index(ref)
         if offset >= trailer.next_offset:
             async for following in self.lookup.from_offset(self.manifest, offset):
@@ -176,7 +178,8 @@ class RemoteView:
     def fetch_block(self, block: _Block) -> tuple[BlockKey, Any]:
         """The cache's name of a block, and how to get it."""
         key = self.keys.fragment(block.ref.offset)
-        return (key, block.start, block.length), lambda: self.calls.get_range(key, block.start, block.length)
+        name = f"{store_name(self.calls.store)}/{key}"
+        return (name, block.start, block.length), lambda: self.calls.get_range(key, block.start, block.length)
 
 
 class _BlockReader:
