@@ -163,6 +163,14 @@ def test_a_reader_that_is_dropped_halfway_leaves_nothing_behind(bay: Bay) -> Non
     assert bay.read("orders").read_all().num_rows == 5
 
 
+def test_a_trim_through_the_front_door(bay: Bay) -> None:
+    with bay.producer(FAST) as out:
+        out.send("orders", [b"%d" % number for number in range(1, 6)], partition=0)
+    assert bay.trim("orders", partition=0, offset=4).records == 3
+    assert bay.offsets("orders", 0).earliest == 4
+    assert bay.read("orders").read_all().column("offset").to_pylist() == [4, 5]
+
+
 def test_topics_are_created_listed_described_changed_and_deleted(bay: Bay) -> None:
     bay.topics.create("b.orders", partitions=2)
     bay.topics.create("a", settings=TopicSettings(retention_ms=1_000))

@@ -29,6 +29,8 @@ from forebay.log import (
     ReaderConfig,
     Topic,
     TopicSettings,
+    Trimmed,
+    Trimmer,
     WriterConfig,
 )
 
@@ -182,6 +184,10 @@ class Bay:
         """Where a partition begins and ends."""
         return await self._opened.reader.offsets(topic, partition)
 
+    async def trim(self, topic: str, *, partition: int, offset: int) -> Trimmed:
+        """Remove every record below `offset`, which becomes the earliest. Offsets go on where they were."""
+        return await self._opened.trimmer.trim(topic, partition, offset)
+
     async def read(
         self,
         topic: str,
@@ -243,6 +249,7 @@ class _Open:
             config=writer_config,
             metrics=parts.metrics,
         )
+        self.trimmer = Trimmer(parts.coordinator, clock=parts.clock, randomness=parts.randomness)
         self.groups = Groups(
             parts.coordinator,
             self.reader,

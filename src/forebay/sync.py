@@ -39,6 +39,7 @@ from forebay.log import (
     ReaderConfig,
     Topic,
     TopicSettings,
+    Trimmed,
     WriterConfig,
 )
 
@@ -249,6 +250,10 @@ class Bay:
     def offsets(self, topic: str, partition: int) -> PartitionOffsets:
         """Where a partition begins and ends."""
         return self._thread.run(self._bay.offsets(topic, partition))
+
+    def trim(self, topic: str, *, partition: int, offset: int) -> Trimmed:
+        """Remove every record below `offset`, which becomes the earliest. Offsets go on where they were."""
+        return self._thread.run(self._bay.trim(topic, partition=partition, offset=offset))
 
     def read(
         self,

@@ -25,7 +25,7 @@ class ReaderConfig:
     """Index entries one lookup of a read asks for. 1 to 1,000."""
     scan_entries_max: int = 500
     """Index entries one lookup of a scan asks for. 1 to 1,000."""
-    prefetch_bytes_max: int = 64 * 1024 * 1024
+    prefetch_bytes_max: int = 32 * 1024 * 1024
     """Bytes a scan fetches ahead, unless a single object is larger. At least 1."""
     requests_max: int = 16
     """Objects fetched at the same time by one reader, for all its reads. At least 1."""
