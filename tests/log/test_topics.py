@@ -332,7 +332,7 @@ def test_writers_and_a_deleter_leave_a_log_that_can_be_read() -> None:
                 assert "t" in names
         assert len(await read_log(world.bucket, world.keys, "u")) == 30
 
-    for seed in range(15):
+    for seed in range(6):
         in_world(main, seed)
 
 
