@@ -18,6 +18,7 @@ from pathlib import Path
 from forebay.coordination import Coordinator
 from forebay.errors import ForebayError, UsageError
 from forebay.kit.clock import Clock
+from forebay.kit.metrics import MetricsRegistry
 from forebay.storage import ObjectStore
 from forebay.stream._config import TierConfig
 from forebay.stream._errors import Deposed, StreamDeleted
@@ -59,6 +60,7 @@ class Sidecar:
         config: TierConfig | None = None,
         clock: Clock,
         randomness: random.Random,
+        metrics: MetricsRegistry | None = None,
     ) -> None:
         self._root = root
         self._store = store
@@ -66,6 +68,7 @@ class Sidecar:
         self._config = config or TierConfig()
         self._clock = clock
         self._random = randomness
+        self._metrics = metrics or MetricsRegistry()
         self._members: dict[Path, _Member] = {}
 
     @property
@@ -90,6 +93,7 @@ class Sidecar:
                     config=self._config,
                     clock=self._clock,
                     randomness=self._random,
+                    metrics=self._metrics,
                 )
                 self._members[path] = _Member(tier)
         self._members = {path: self._members[path] for path in found}

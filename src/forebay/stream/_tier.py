@@ -21,13 +21,16 @@ from pathlib import Path
 from forebay.coordination import Coordinator
 from forebay.errors import NotFound, OutcomeUnknown, PreconditionFailed
 from forebay.kit.clock import Clock
+from forebay.kit.metrics import MetricsRegistry
+from forebay.kit.service import Health, HealthStatus
 from forebay.storage import ObjectStore
 from forebay.stream._config import TierConfig
 from forebay.stream._cutter import Cut, cuts
-from forebay.stream._errors import Diverged
+from forebay.stream._errors import Deposed, Diverged, StreamDeleted
 from forebay.stream._local import LocalLog
 from forebay.stream._lookup import Lookup
 from forebay.stream._manifest import FragmentInfo
+from forebay.stream._metrics import TierMetrics
 from forebay.stream._remote import RemoteTier
 
 __all__ = ["Lag", "StreamTier", "TierProgress"]
@@ -79,6 +82,7 @@ class StreamTier:
         config: TierConfig | None = None,
         clock: Clock,
         randomness: random.Random,
+        metrics: MetricsRegistry | None = None,
     ) -> None:
         self.config = config or TierConfig()
         self.log = LocalLog(path, committed)
@@ -97,6 +101,8 @@ class StreamTier:
         self._resolved = False
         self._last: FragmentInfo | None = None
         self._changed_at: float | None = None
+        self._error: Exception | None = None
+        self._metrics = TierMetrics(metrics, self.stream)
 
     @property
     def stream(self) -> str:
@@ -109,6 +115,21 @@ class StreamTier:
         size, oldest = self.log.untiered(offset)
         records = max(self.log.next_offset - max(offset, self.log.first_offset), 0)
         return Lag(size, records, max(self._clock.now_ms() - oldest, 0) if oldest is not None else 0)
+
+    def health(self) -> Health:
+        """Degraded where it lags too far behind or the last try failed; failed where only people can help."""
+        lag = self.lag()
+        reasons = []
+        if lag.bytes >= self.config.lag_bytes_alarm:
+            reasons.append(f"{lag.bytes:,} bytes are not in the bucket yet")
+        if lag.age_ms >= self.config.lag_ms_alarm:
+            reasons.append(f"the oldest chunk that is not in the bucket yet is {lag.age_ms // 1000} s old")
+        if self._error is not None:
+            reasons.append(str(self._error))
+        status = HealthStatus.DEGRADED if reasons else HealthStatus.HEALTHY
+        if isinstance(self._error, Diverged | Deposed | StreamDeleted):
+            status = HealthStatus.FAILED
+        return Health(status, tuple(reasons), {"stream": self.stream, "lag_bytes": lag.bytes})
 
     async def run_once(self) -> None:
         """Tier everything that is there, the open end included, and persist it."""
@@ -133,16 +154,20 @@ class StreamTier:
                 if not self._resolved:
                     await self._resolve()
                 await work()
-            except (PreconditionFailed, OutcomeUnknown, NotFound, FileNotFoundError):
+            except (PreconditionFailed, OutcomeUnknown, NotFound, FileNotFoundError) as error:
                 # Another writer swapped or retained, or the broker removed a segment: look again.
                 self._resolved = False
                 if attempt + 1 == RESOLVES_MAX:
+                    self._error = error
                     raise
                 await self._clock.sleep(self.config.retry.wait_s(attempt + 1, self.remote.calls.random))
-            except BaseException:
+            except BaseException as error:
                 self._resolved = False
+                self._error = error if isinstance(error, Exception) else None
                 raise
             else:
+                self._error = None
+                self._metrics.update(self)
                 return
 
     async def _all_of_it(self) -> None:

@@ -1,0 +1,182 @@
+"""A live directory: partial chunks, rolls, retention, restarts, new epochs; cuts by age; lag."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.stream.logs import STREAM, HandClock, expected, read_all, reader_of, tier_of, write_log
+
+from forebay.errors import ForebayError, UsageError
+from forebay.formats import osiris_file
+from forebay.kit.metrics import MetricsRegistry
+from forebay.kit.metrics_views import as_json
+from forebay.kit.service import HealthStatus
+from forebay.storage import MemoryStore
+from forebay.stream import Sidecar, StreamWriter, TierConfig, WriterConfig, verify_stream
+
+
+async def test_an_open_fragment_waits_for_its_size_or_its_age(tmp_path: Path) -> None:
+    clock = HandClock()
+    write_log(tmp_path, 3, clock=clock, per_segment=100, step_ms=0)
+    tier = tier_of(
+        tmp_path,
+        MemoryStore(),
+        clock=clock,
+        config={"fragment_bytes": 10_000, "fragment_age_ms": 5000, "root_interval_ms": 0},
+    )
+    await tier.catch_up()
+    assert tier.progress.fragments == 0
+    assert tier.lag().bytes > 0
+    clock.ms += 4999
+    await tier.catch_up()
+    assert (tier.progress.fragments, tier.lag().age_ms) == (0, 4999)
+    clock.ms += 1
+    await tier.catch_up()
+    assert (tier.progress.fragments, tier.lag().bytes) == (1, 0)
+
+
+async def test_roots_are_debounced_and_never_forgotten(tmp_path: Path) -> None:
+    clock = HandClock()
+    store = MemoryStore()
+    tier = tier_of(
+        tmp_path,
+        store,
+        clock=clock,
+        config={"fragment_bytes": 1, "fragment_age_ms": 0, "root_interval_ms": 1000, "changes_max": 50},
+    )
+    write_log(tmp_path, 3, clock=clock, step_ms=0)
+    await tier.catch_up()
+    assert (tier.progress.fragments, tier.progress.roots) == (3, 0)
+    clock.ms += 999
+    write_log(tmp_path, 2, clock=clock, step_ms=0)
+    await tier.catch_up()
+    assert (tier.progress.fragments, tier.progress.roots) == (5, 0)
+    clock.ms += 1
+    await tier.catch_up()
+    assert (tier.progress.roots, tier.lag().bytes) == (1, 0)
+    write_log(tmp_path, 60, clock=clock, step_ms=0)
+    await tier.catch_up()
+    assert tier.progress.roots >= 2
+
+
+async def test_a_partial_last_chunk_is_left_until_it_is_whole_and_indexed(tmp_path: Path) -> None:
+    write_log(tmp_path, 4, per_segment=100)
+    segment = tmp_path / osiris_file.file_name(0, "segment")
+    data, index = _read(segment), _read(segment.with_suffix(".index"))
+    _write(segment.with_suffix(".index"), index[: 8 + 3 * 29])
+    store = MemoryStore()
+    tier = tier_of(tmp_path, store)
+    last = int.from_bytes(index[8 + 3 * 29 + 24 : 8 + 3 * 29 + 28], "big")
+    for cut in (last, last + 10, last + 60, len(data)):
+        _write(segment, data[:cut])
+        await tier.run_once()
+        assert tier.remote.persisted.next_offset == 4
+    for part in (15, 28):
+        _write(segment.with_suffix(".index"), index[: 8 + 3 * 29 + part])
+        await tier.run_once()
+        assert tier.remote.persisted.next_offset == 4
+    # The index may be ahead of the segment, too: the operating system writes in any order.
+    _write(segment.with_suffix(".index"), index)
+    _write(segment, data[:-1])
+    await tier.run_once()
+    assert tier.remote.persisted.next_offset == 4
+    _write(segment, data)
+    await tier.run_once()
+    assert tier.remote.persisted.next_offset == 6
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_log_written_rolled_trimmed_and_reopened_arrives_whole(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    clock, store = HandClock(), MemoryStore()
+    epoch = 1
+    tier = tier_of(tmp_path, store, clock=clock, config={"fragment_age_ms": 0, "root_interval_ms": 0})
+    for _ in range(25):
+        action = draw.randrange(5)
+        if action <= 2:
+            write_log(tmp_path, draw.randint(1, 4), epoch=epoch, clock=clock)
+        elif action == 3:
+            epoch += 1
+            write_log(tmp_path, 1, epoch=epoch, clock=clock)
+            tier = tier_of(tmp_path, store, clock=clock, config={"fragment_age_ms": 0, "root_interval_ms": 0})
+        else:
+            await tier.catch_up()
+            _trim(tmp_path, tier, clock, epoch)
+        if draw.random() < 0.5:
+            await tier.catch_up()
+        clock.ms += 1000
+    await tier.run_once()
+    assert await read_all(reader_of(store)) == expected(0, tier.log.next_offset)
+    assert await read_all(reader_of(store, tmp_path)) == expected(0, tier.log.next_offset)
+    assert (await verify_stream(reader_of(store).remote)).problems == []
+
+
+def _trim(path: Path, tier: Any, clock: HandClock, epoch: int) -> None:
+    from forebay.stream import RetentionPolicy
+
+    with StreamWriter(path, epoch=epoch, clock=clock, config=WriterConfig(segment_chunks_max=5)) as writer:
+        writer.trim(tier.remote.persisted.next_offset, RetentionPolicy(max_bytes=1))
+
+
+async def test_a_sidecar_takes_up_streams_as_they_come_and_fails_one_by_one(tmp_path: Path) -> None:
+    clock, store = HandClock(), MemoryStore()
+    write_log(tmp_path / "__a_1700000000000000001", 5, clock=clock)
+    (tmp_path / "notes").mkdir()
+    config = TierConfig(fragment_age_ms=0, root_interval_ms=0, poll_interval_ms=10)
+    sidecar = Sidecar(tmp_path, store, config=config, clock=clock, randomness=random.Random(1))
+    rounds: list[tuple[int, int]] = []
+
+    def report(each: Sidecar) -> None:
+        rounds.append((len(each.tiers), len(each.errors)))
+        if len(rounds) == 2:
+            write_log(tmp_path / "__b_1700000000000000002", 5, clock=clock)
+            bad = tmp_path / "__c_1700000000000000003"
+            write_log(bad, 1, clock=clock)
+            (bad / osiris_file.file_name(0, "index")).write_bytes(b"something else, longer than a header")
+        if len(rounds) == 5:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await sidecar.follow(report)
+    assert rounds[0] == (1, 0)
+    assert rounds[-1] == (3, 1)
+    assert [tier.lag().bytes for tier in sidecar.tiers if tier.stream not in sidecar.errors] == [0, 0]
+    with pytest.raises(ForebayError):
+        await sidecar.run_once()
+    with pytest.raises(UsageError):
+        Sidecar(tmp_path / "none", store, clock=clock, randomness=random.Random(1)).discover()
+
+
+async def test_lag_is_told_in_figures_and_by_health(tmp_path: Path) -> None:
+    clock = HandClock()
+    write_log(tmp_path, 20, clock=clock)
+    registry = MetricsRegistry()
+    alarms = {"lag_bytes_alarm": 500, "lag_ms_alarm": 10_000}
+    tier = tier_of(
+        tmp_path,
+        MemoryStore(),
+        clock=clock,
+        metrics=registry,
+        config={"lag_bytes_alarm": 500, "lag_ms_alarm": 10_000},
+    )
+    tier.log.refresh()
+    assert tier.health().status is HealthStatus.DEGRADED
+    clock.ms += 20_000
+    assert len(tier.health().reasons) == 2
+    await tier.run_once()
+    assert tier.health().status is HealthStatus.HEALTHY
+    text = str(as_json(registry))
+    assert "stream.lag_bytes" in text
+    assert STREAM in text
