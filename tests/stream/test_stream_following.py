@@ -169,7 +169,7 @@ async def test_lag_is_told_in_figures_and_by_health(tmp_path: Path) -> None:
         MemoryStore(),
         clock=clock,
         metrics=registry,
-        config={"lag_bytes_alarm": 500, "lag_ms_alarm": 10_000},
+        config=alarms,
     )
     tier.log.refresh()
     assert tier.health().status is HealthStatus.DEGRADED

@@ -21,7 +21,9 @@ __all__ = ["Matcher", "build", "positions"]
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 BYTES_MIN: Final = 16
+"""Smallest filter."""
 BYTES_MAX: Final = 255
+"""Largest filter: its size has one byte."""
 _MASK: Final = 0xFFFFFFFF
 _GOLDEN: Final = 0x9E3779B9
 _SHIFTS: Final = ((13, -8, 13), (12, -16, 5), (3, -10, 15))

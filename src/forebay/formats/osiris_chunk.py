@@ -62,7 +62,9 @@ USER: Final = 0
 TRACKING_DELTA: Final = 1
 TRACKING_SNAPSHOT: Final = 2
 BLOOM_BYTES_MIN: Final = 16
+"""Smallest bloom filter of a chunk that has one."""
 BLOOM_BYTES_MAX: Final = 255
+"""Largest bloom filter of a chunk."""
 ENTRIES_MAX: Final = 0xFFFF
 """Most entries of a chunk: the field has 16 bits."""
 CHUNK_BYTES_MAX: Final = 1 << 30

@@ -84,7 +84,9 @@ MEGA_GROUP: Final = 3
 UID_BITS: Final = 46
 UID_RANDOM_BITS: Final = UID_BITS - 32
 FRAGMENT_BYTES_MAX: Final = (1 << 45) - 1
+"""Most bytes of chunks of one fragment that an entry can say."""
 TOTAL_BYTES_MAX: Final = (1 << 70) - 1
+"""Most bytes of a whole stream that a root can say."""
 NODE_ENTRIES_MAX: Final = 1 << 20
 """Most entries of a node that we read: a damaged object must not decide how much memory we take."""
 

@@ -24,7 +24,8 @@ __all__ = ["BASE", "ObjectName", "StreamKeys", "short_name", "stream_of"]
 
 BASE: Final = "rabbitmq/stream/"
 STREAM_ID_BYTES_MAX: Final = 200
-_STREAM_ID: Final = re.compile(r"[A-Za-z0-9_\-=]{1,200}", re.ASCII)
+"""Longest stream id."""
+_STREAM_ID: Final = re.compile(r"[A-Za-z0-9_\-=]+", re.ASCII)
 _SUFFIXES: Final = {GROUP: "group", KILO_GROUP: "kgroup", MEGA_GROUP: "mgroup"}
 _KINDS: Final = {suffix: kind for kind, suffix in _SUFFIXES.items()}
 _FRAGMENT: Final = re.compile(r"data/([0-9]{20})\.fragment", re.ASCII)
@@ -49,7 +50,7 @@ class StreamKeys:
     """The keys of one stream."""
 
     def __init__(self, stream: str) -> None:
-        if not _STREAM_ID.fullmatch(stream):
+        if len(stream) > STREAM_ID_BYTES_MAX or not _STREAM_ID.fullmatch(stream):
             raise UsageError(
                 f"{stream[:200]!r} is no stream id", hint="1 to 200 letters, digits, '_', '-' and '='"
             )

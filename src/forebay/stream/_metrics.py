@@ -41,12 +41,14 @@ class TierMetrics:
             for name, (title, text) in counters.items()
         }
         self._counted = dict.fromkeys(counters, 0)
-        self._bytes = registry.gauge("stream.lag_bytes", "Bytes of chunks in no root yet", _LABELS).labels(
-            stream
-        )
-        self._records = registry.gauge("stream.lag_records", "Offsets in no root yet", _LABELS).labels(stream)
-        self._age = registry.gauge("stream.lag_seconds", "Age of the oldest chunk in no root yet", _LABELS)
-        self._age_s = self._age.labels(stream)
+        lags = {
+            "bytes": ("stream.lag_bytes", "Bytes of chunks that no root holds yet"),
+            "records": ("stream.lag_records", "Offsets that no root holds yet"),
+            "seconds": ("stream.lag_seconds", "Age of the oldest chunk that no root holds yet"),
+        }
+        self._lags = {
+            name: registry.gauge(title, text, _LABELS).labels(stream) for name, (title, text) in lags.items()
+        }
 
     def update(self, tier: StreamTier) -> None:
         """Take over what the tier has counted since the last time, and how far behind it is."""
