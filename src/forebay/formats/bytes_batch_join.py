@@ -46,7 +46,7 @@ __all__ = ["Piece", "join", "open_piece"]
 _NO_KEY: Final = _NONE.to_bytes(4, "little")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """One encoded batch, checked and uncompressed, with its sections found."""
 
@@ -107,7 +107,8 @@ def open_piece(data: bytes | memoryview) -> Piece:
     if piece.data_start + values_bytes + keys_bytes != size:
         expected = size - piece.data_start
         raise Corrupt(_WHAT, _PREFIX.size, f"lengths add up to {values_bytes + keys_bytes} of {expected}")
-    return Piece(columns, count, body, values_bytes)
+    piece.values_bytes = values_bytes
+    return piece
 
 
 def join(pieces: Sequence[tuple[Piece, int]], *, codec: Codec = "none") -> bytes:

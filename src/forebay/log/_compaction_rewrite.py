@@ -124,18 +124,20 @@ class Rewriter:
 
     async def _fetch(self, wanted: Located) -> bytes | ForebayError:
         """The slice, or why it cannot be had: a request that nobody waits for any more must not complain."""
-        entry = wanted.entry
-
-        async def get() -> bytes:
-            key = key_of(self.store, entry.data_key)
-            if entry.byte_offset is None or entry.byte_length is None:
-                return (await self.store.get(key)).data
-            return await self.store.get_range(key, entry.byte_offset, entry.byte_length)
-
         try:
-            return await self._patiently(get)
+            try:
+                return await self._get(wanted)
+            except Unavailable:
+                return await self._patiently(lambda: self._get(wanted))
         except ForebayError as error:
             return error
+
+    async def _get(self, wanted: Located) -> bytes:
+        entry = wanted.entry
+        key = key_of(self.store, entry.data_key)
+        if entry.byte_offset is None or entry.byte_length is None:
+            return (await self.store.get(key)).data
+        return await self.store.get_range(key, entry.byte_offset, entry.byte_length)
 
     async def upload(self, keys: PartitionKeys, folded: Folded, *, read_back: bool) -> str:
         """Write the object under a fresh name, see that it arrived whole, and return its key."""
