@@ -14,12 +14,14 @@ from tests.log.writing import AT_ONCE, control_of, group, read_log, span, writer
 
 from forebay.coordination import ABSENT, MemoryCoordinator, Operation, Put, Record, WriteResult
 from forebay.errors import OutcomeUnknown
-from forebay.formats.bytes_batch import BytesBatch
+from forebay.formats import bytes_batch, shared_blob
+from forebay.formats.bytes_batch import BytesBatch, Codec
 from forebay.kit.clock import SystemClock
 from forebay.kit.ids import IdSource
-from forebay.log import AppendResult, LogWriter, UnknownTopic, WriterConfig
+from forebay.log import AppendGroup, AppendResult, LogWriter, UnknownTopic, WriterConfig
 from forebay.log._keys import PartitionKeys
 from forebay.log._tail_cache import MemoryTailCache
+from forebay.log._uris import key_of
 from forebay.storage import MemoryStore
 
 
@@ -62,6 +64,36 @@ async def test_the_tail_cache_hears_of_every_commit_as_the_log_has_it() -> None:
     control, _ = await control_of(coordinator, PartitionKeys("t", 0))
     assert control.pending is not None
     assert cache.heard[-1][4] == control.pending.created_at_ms
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+async def test_the_tail_cache_hears_exactly_what_a_read_will_give(codec: Codec) -> None:
+    """Records without headers or times beside records with them: the log fills the gaps."""
+    store, told = MemoryStore(), []
+
+    class Kept(_Heard):
+        def committed(self, topic: str, partition: int, start: int, batch: BytesBatch, time_ms: int) -> None:
+            told.append(batch)
+
+    writer = LogWriter(
+        store,
+        MemoryCoordinator(),
+        clock=SystemClock(),
+        ids=IdSource(),
+        randomness=random.Random(1),
+        config=WriterConfig(codec=codec),
+        tail_cache=Kept(),
+    )
+    rich = AppendGroup.of("t", 0, [b"b"], keys=[b"k"], timestamps_ms=[7], headers=[{"h": b"v"}])
+    [result, _] = await writer.append_shared([group("t", 0, b"a"), rich])
+    assert result.wal_uri is not None
+    blob = (await store.get(key_of(store, result.wal_uri))).data
+    [row] = shared_blob.decode(blob).partitions
+    read = bytes_batch.decode(blob[row.body_offset : row.body_offset + row.body_length])
+    [batch] = told
+    assert (batch.values, batch.keys, batch.headers) == (read.values, read.keys, read.headers)
+    assert batch.timestamps_ms is not None and read.timestamps_ms is not None
+    assert batch.timestamps_ms.tolist() == read.timestamps_ms.tolist()
 
 
 async def test_the_tail_cache_hears_nothing_of_what_was_not_appended() -> None:

@@ -134,7 +134,7 @@ class Unit:
     uploaded_at: float = 0.0
     """When the upload began, on the monotonic clock."""
     batch: BytesBatch | None = None
-    """The records of all groups, as they were uploaded."""
+    """The records of all groups as a read will give them; None where nobody wants to be told."""
     start_offset: int = 0
     """Once it is committed."""
     time_ms: int = 0

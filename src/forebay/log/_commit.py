@@ -281,9 +281,9 @@ class Committer:
 
     def _tell(self, unit: Unit) -> None:
         """An append is committed: to whom it may concern."""
-        assert unit.slice is not None and unit.batch is not None
+        assert unit.slice is not None
         self._metrics.appended(unit.slice.body_length)
-        if self._tail_cache is not None:
+        if self._tail_cache is not None and unit.batch is not None:
             keys = unit.keys
             self._tail_cache.committed(
                 keys.topic, keys.partition, unit.start_offset, unit.batch, unit.time_ms

@@ -104,6 +104,7 @@ class Uploader:
         self._policy = parts.config.upload
         self._codec: bytes_batch.Codec = parts.config.codec
         self._metrics = parts.metrics
+        self._keeps_batches = parts.tail_cache is not None
 
     async def upload(self, units: Sequence[Unit]) -> list[Unit]:
         """Put the units into one new object; returns those that are there, the others are answered."""
@@ -138,8 +139,10 @@ class Uploader:
 
     def _part(self, unit: Unit, now_ms: int) -> shared_blob.Part:
         batch = bytes_batch.merge([group.batch for group in unit.groups], time_ms=now_ms)
-        unit.batch = batch
         body = bytes_batch.encode_batch(batch, codec=self._codec)
+        if self._keeps_batches:
+            # Read back, not kept: what the cache serves must be exactly what the log would give.
+            unit.batch = bytes_batch.decode(body)
         return shared_blob.Part(unit.keys.topic, unit.keys.partition, len(batch), body)
 
     async def _put(self, key: str, blob: bytes) -> None:
