@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from forebay.cli import run
 from forebay.coordination import Coordinator, open_coordinator
 from forebay.errors import ForebayError
 from forebay.kit import IdSource, SystemClock
@@ -269,7 +270,9 @@ async def _check_after_kills(
 
 
 def test_killed_writers_and_compactors_lose_nothing(seaweed: SeaweedServer, own_oxia: OxiaServer) -> None:
-    _kill_over_and_over(seaweed.url("log-kills"), own_oxia.url(), kills=5, seed=1)
+    store, coordinator = seaweed.url("log-kills"), own_oxia.url()
+    _kill_over_and_over(store, coordinator, kills=5, seed=1)
+    assert run(["verify", "--store", store, "--coordinator", coordinator]) == 0
 
 
 @pytest.mark.nightly

@@ -10,7 +10,7 @@ import pytest
 from tests.log.compaction_bed import EAGER, START_MS, Bed
 
 from forebay.coordination import MemoryCoordinator
-from forebay.errors import StorageDamaged, Unavailable, UsageError
+from forebay.errors import OutcomeUnknown, StorageDamaged, Unavailable, UsageError
 from forebay.formats import bytes_batch
 from forebay.kit.metrics import MetricsRegistry
 from forebay.log import AppendGroup, CompactorConfig, CountingStore, DataLost, LogWriter, WriterConfig
@@ -169,6 +169,28 @@ async def test_a_log_that_was_trimmed_to_its_end_goes_on() -> None:
     bed.writer = bed.new_writer()
     await bed.append(3)
     assert (await bed.compact()).end_offset == 7
+    assert await bed.unreadable() == []
+
+
+async def test_the_cursor_never_stops_inside_a_pending_append_whose_entry_did_not_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The put of its index entry is lost, and the log was trimmed to the middle of it."""
+    bed = Bed()
+    await bed.append(2, 4)
+    await _trim(bed, 5)
+    put = bed.coordinator.put
+
+    async def lose_index_puts(key: str, *arguments: Any, **named: Any) -> int:
+        if "/index/" in key:
+            raise OutcomeUnknown("put")
+        return await put(key, *arguments, **named)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(bed.coordinator, "put", lose_index_puts)
+        assert (await bed.compact()).outcome == "skipped"
+    assert (await bed.meta()).cursor == 3
+    assert (await bed.compact()).end_offset == 6
     assert await bed.unreadable() == []
 
 

@@ -251,7 +251,12 @@ class _Work:
             return first.end_offset + 1 if first.start_offset <= max(meta.cursor, meta.earliest) else 0
         if meta.earliest <= meta.cursor:
             return 0
-        return meta.earliest if first is None else min(first.start_offset, meta.earliest)
+        target = meta.earliest if first is None else min(first.start_offset, meta.earliest)
+        pending = None if meta.control is None else meta.control.pending
+        if pending is not None and pending.end_offset >= meta.earliest:
+            # Its index entry may not have arrived yet. A cursor inside it could never move again.
+            target = min(target, pending.start_offset)
+        return target
 
     async def _first_entry(self, offset: int) -> Located | None:
         found = await self._patiently(
