@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -160,6 +161,7 @@ def test_a_reader_that_is_dropped_halfway_leaves_nothing_behind(bay: Bay) -> Non
     reader = bay.read("orders", partition=0)
     assert reader.read_next_batch().num_rows == 1
     del reader
+    gc.collect()
     assert bay.read("orders").read_all().num_rows == 5
 
 

@@ -56,6 +56,16 @@ class LoopThread:
             future.cancel()
             raise
 
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Begin a coroutine and do not wait for it: from any thread, also from that of the loop.
+
+        For tidying up, which may be asked for by the garbage collector wherever it happens to run.
+        """
+        if self.running:
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+        else:
+            work.close()
+
     def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
         """Call a plain function on the loop, without waiting for it."""
         self.check()

@@ -17,7 +17,7 @@ import concurrent.futures
 import functools
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -281,9 +281,7 @@ class Bay:
                 if not found:
                     return
         finally:
-            close = getattr(batches, "aclose", None)
-            if close is not None and self._thread.running:
-                self._thread.run(close())
+            self._thread.start(_closed(batches))
 
     def close(self) -> None:
         """Flush and close the producers, then let go of everything. Closing twice is fine."""
@@ -318,6 +316,11 @@ async def _next(batches: AsyncIterator[pa.RecordBatch]) -> tuple[list[pa.RecordB
     except ForebayError as error:
         return found, error
     return found, None
+
+
+async def _closed(batches: AsyncIterator[pa.RecordBatch]) -> None:
+    if isinstance(batches, AsyncGenerator):
+        await batches.aclose()
 
 
 def connect(

@@ -141,12 +141,12 @@ def check_final(
 
 
 def test_members_share_the_work_without_faults() -> None:
-    for seen in run_seeds(lambda seed: run(seed, faults=0.0, crashes=0), seeds(5)):
+    for seen in run_seeds(lambda seed: run(seed, faults=0.0, crashes=0), seeds(3)):
         assert seen.commits
 
 
 def test_members_that_die_are_replaced_and_no_two_commit_for_one_partition() -> None:
     fenced = 0
-    for seen in run_seeds(lambda seed: run(seed, faults=0.02), seeds(12)):
+    for seen in run_seeds(lambda seed: run(seed, faults=0.02), seeds(8)):
         fenced += seen.fenced
     assert fenced, "no seed showed a member that was overtaken: the test is too kind"
