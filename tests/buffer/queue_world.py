@@ -22,7 +22,7 @@ from forebay.buffer import (
     WriteHandle,
 )
 from forebay.errors import ForebayError, NotDone, OutcomeUnknown, PreconditionFailed, Unavailable
-from forebay.kit import RetryPolicy
+from forebay.kit import MetricsRegistry, RetryPolicy
 from forebay.testing import Actor, Faults, World
 
 CONFIG = BufferConfig(
@@ -87,6 +87,7 @@ class QueueWorld:
         self.world = World(seed, faults=plan.faults, rotate_s=plan.rotate_s, skew_ms=plan.skew_ms)
         self.sink = Sink()
         self.told: list[Told] = []
+        self.metrics = MetricsRegistry()
         self.fenced = 0
         self.done = False
         self.left: list[str] = []
@@ -122,7 +123,9 @@ class QueueWorld:
 
     async def _produce(self, me: Actor) -> None:
         config = self.plan.config
-        producer = Producer(config, me.clock, store=me.store, ids=me.ids, randomness=me.random)
+        producer = Producer(
+            config, me.clock, store=me.store, ids=me.ids, randomness=me.random, metrics=self.metrics
+        )
         waiting = []
         for call in range(self.plan.calls):
             records = [f"{me.name}/{me.lives}/{call}/{n}".encode() for n in range(me.random.randint(1, 3))]
@@ -152,7 +155,14 @@ class QueueWorld:
 
     async def _consume(self, me: Actor) -> None:
         while True:
-            consumer = Consumer(self.plan.config, me.clock, store=me.store, ids=me.ids, randomness=me.random)
+            consumer = Consumer(
+                self.plan.config,
+                me.clock,
+                store=me.store,
+                ids=me.ids,
+                randomness=me.random,
+                metrics=self.metrics,
+            )
             position = self.sink.last
             try:
                 await consumer.initialize(position)
@@ -178,7 +188,7 @@ class QueueWorld:
             if batch is None:
                 if self.done:
                     return
-                await me.clock.sleep(0.2)
+                await me.clock.sleep(0.4)
             elif self.sink.store(batch.sequence, list(batch.entries)):
                 await consumer.ack(batch.sequence)
             else:

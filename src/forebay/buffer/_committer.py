@@ -232,6 +232,7 @@ class ManifestCommitter:
         began = self._clock.monotonic()
         manifest = await self._file.load()
         self._pace.read_took(self._clock.monotonic() - began)
+        self._pace.saw(manifest.next_sequence, len(group.waiting))
         self._metrics.queue_length.set(len(manifest))
         self._metrics.manifest_bytes.set(len(manifest.data))
         if group.sequence is None:

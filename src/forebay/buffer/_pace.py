@@ -37,6 +37,8 @@ CROWD_FEARED: Final = 4
 """Producers that a conflict makes us reckon with before the manifest has told."""
 _SMOOTHING: Final = 0.3
 _CROWD_SMOOTHING: Final = 0.6
+_DOUBT: Final = 0.7
+"""Weight of an estimate made before our own batches are counted in."""
 _EAGERNESS, _YOUTH = 0.3, 3.0
 """Ceiling of the wait after a conflict, in writes: of whoever waited for a whole round, and what is added for
 somebody who just came."""
@@ -86,6 +88,12 @@ class Pace:
         slot_s = MARGIN * (self._read_s + self._write_s)
         others_s = slot_s * (self.crowd - 1) if self.is_shared else 0.0
         self._next_due = self._clock.monotonic() + min(others_s, PERIOD_S_MAX)
+
+    def saw(self, next_sequence: int, waiting: int) -> None:
+        """The manifest was read while `waiting` batches of ours are to be enqueued."""
+        if self._end is None:
+            self._end = next_sequence
+        self.crowd = max(self.crowd, 1 + _DOUBT * (next_sequence - self._end) / waiting)
 
     def wait_after(
         self, problem: ForebayError, attempt: int, waiting_since: float, policy: RetryPolicy
