@@ -207,6 +207,60 @@ async def test_a_different_log_at_the_same_offsets_is_refused_and_changes_nothin
         await tier_of(tmp_path / "two", store).run_once()
 
 
+@pytest.mark.parametrize("branching", [2, 3, 1024])
+async def test_repair_cuts_back_to_the_common_point_and_goes_on_from_there(
+    tmp_path: Path, branching: int
+) -> None:
+    config = {"branching": branching, "fragment_bytes": 1}
+    write_log(tmp_path / "one", 20)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    write_log(tmp_path / "one", 20, tag="lost")
+    write_log(tmp_path / "two", 30, epoch=2)
+    store = MemoryStore()
+    old = tier_of(tmp_path / "one", store, config=config)
+    await old.run_once()
+    tier = tier_of(tmp_path / "two", store, config=config)
+    with pytest.raises(Diverged):
+        await tier.run_once()
+    common = await tier.repair()
+    assert 0 < common < old.log.next_offset
+    assert tier.remote.persisted.next_offset == common
+    assert await read_all(reader_of(store)) == expected(0, common)
+    await tier.run_once()
+    assert await read_all(reader_of(store)) == expected(0, tier.log.next_offset)
+    report = await verify_stream(reader_of(store).remote)
+    assert (report.problems, report.bytes) == ([], tier.remote.persisted.total_bytes)
+    await collect(reader_of(store).remote, now_ms=1 << 50, grace_ms=0, dry_run=False)
+    assert await read_all(reader_of(store)) == expected(0, tier.log.next_offset)
+    with pytest.raises(Deposed):
+        await tier_of(tmp_path / "one", store, config=config).run_once()
+
+
+async def test_a_cache_does_not_hold_on_to_what_a_repair_replaced(tmp_path: Path) -> None:
+    write_log(tmp_path / "one", 10, per_segment=5)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    write_log(tmp_path / "one", 5, tag="x")
+    write_log(tmp_path / "two", 5, epoch=2, tag="y")
+    store = MemoryStore()
+    await tier_of(tmp_path / "one", store).run_once()
+    reader = reader_of(store)
+    lost = [record for record in await read_all(reader) if record.startswith(b"x")]
+    tier = tier_of(tmp_path / "two", store)
+    await tier.repair()
+    await tier.run_once()
+    found = [record for record in await read_all(reader) if record.startswith(b"y")]
+    assert [record[1:] for record in found] == [record[1:] for record in lost]
+
+
+async def test_repair_refuses_a_log_that_has_nothing_in_common(tmp_path: Path) -> None:
+    store, _ = await tiered(tmp_path / "one", 12)
+    before = await keys_of(store)
+    write_log(tmp_path / "two", 20, epoch=2, tag="other")
+    with pytest.raises(Diverged):
+        await tier_of(tmp_path / "two", store).repair()
+    assert await keys_of(store) == before
+
+
 async def test_a_bucket_ahead_of_a_lagging_log_is_left_as_it_is(tmp_path: Path) -> None:
     write_log(tmp_path / "log", 10)
     shutil.copytree(tmp_path / "log", tmp_path / "behind")

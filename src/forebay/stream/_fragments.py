@@ -56,6 +56,12 @@ class FragmentStore:
         self._calls = calls
         self._keys = keys
         self._cache = cache
+        self.generation = 0
+        """Of the record that the reader goes by: after a repair the same key may hold another fragment."""
+
+    def cache_name(self, offset: int) -> str:
+        """What the fragment at `offset` is called in a cache."""
+        return f"{store_name(self._calls.store)}/{self.generation}/{self._keys.fragment(offset)}"
 
     async def trailer(self, offset: int) -> Trailer:
         """The trailer of the fragment at `offset`. Raises `NotFound`."""
@@ -92,7 +98,7 @@ class FragmentStore:
         if self._cache is None:
             data = await self._index_bytes(key, start)
         else:
-            name = f"{store_name(self._calls.store)}/{key}#index"
+            name = f"{self.cache_name(offset)}#index"
             data = await self._cache.get((name, start, 0), lambda: self._index_bytes(key, start))
         size = start + len(data)
         trailer = fmt.decode_trailer(data, size)

@@ -24,10 +24,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from forebay.coordination import Coordinator
 from forebay.errors import ForebayError, NotFound, PreconditionFailed, Unavailable
-from forebay.formats.stream_manifest import uid_text
+from forebay.formats import stream_manifest as fmt
+from forebay.formats.stream_manifest import FRAGMENT, Entries, uid_text
 from forebay.kit.clock import Clock
 from forebay.storage import ObjectStore
 from forebay.stream._calls import Calls
@@ -35,6 +37,7 @@ from forebay.stream._config import RetentionPolicy, TierConfig
 from forebay.stream._errors import Deposed, RootMissing, StreamDeleted
 from forebay.stream._fragments import FragmentStore
 from forebay.stream._keys import StreamKeys
+from forebay.stream._lookup import Lookup
 from forebay.stream._manifest import EMPTY, FragmentInfo, Manifest, next_group
 from forebay.stream._nodes import NodeStore
 from forebay.stream._pointer import BucketPointer, CoordinatorPointer, Head, Held, Pointer, read_current
@@ -192,14 +195,16 @@ class RemoteTier:
             return manifest
         return manifest
 
-    async def _swap_in(self, manifest: Manifest, *, taken: int, retired: Sequence[str] = ()) -> None:
+    async def _swap_in(
+        self, manifest: Manifest, *, taken: int, retired: Sequence[str] = (), generations: int = 0
+    ) -> None:
         before = self.held
         uid = await self.nodes.put_root(manifest)
         head = Head(
             uid=uid_text(uid),
             epoch=self.epoch,
             revision=1 + (before.head.revision if before else 0),
-            generation=before.head.generation if before else 0,
+            generation=generations + (before.head.generation if before else 0),
             gaps=self._gaps,
             authority=self.pointer.authority,
         )
@@ -244,6 +249,41 @@ class RemoteTier:
                 return 0
             await self._swap_in(trimmed, taken=0, retired=work.retired)
             return work.fragments
+
+    async def cut_back(self, next_offset: int) -> None:
+        """Drop every fragment that ends behind `next_offset`: the one way in which the next offset falls.
+
+        It is recorded as a new generation. The objects go after the swap, so that their keys are free again.
+        """
+        async with self._turn:
+            assert self.held is not None
+            lookup = Lookup(self.nodes, self.fragments)
+            self.pending = []
+            dropped = [ref async for ref in lookup.from_offset(self.persisted, next_offset)]
+            dropped = [ref for ref in dropped if ref.offset >= next_offset]
+            loose = await self.fragments.chain(self.persisted.next_offset)
+            manifest = replace(
+                self.persisted,
+                next_offset=next_offset,
+                total_bytes=self.persisted.total_bytes - sum([ref.data_bytes for ref in dropped]),
+                entries=await self._entries_below(self.persisted.entries, next_offset),
+            )
+            self._gaps = tuple(gap for gap in self._gaps if gap[1] <= next_offset)
+            offsets = [ref.offset for ref in dropped] + [info.first_offset for info in loose]
+            await self._swap_in(
+                manifest if len(manifest.entries) else EMPTY,
+                taken=0,
+                retired=[self.keys.fragment(offset) for offset in offsets],
+                generations=1,
+            )
+
+    async def _entries_below(self, entries: Entries, next_offset: int) -> Entries:
+        """The entries below an offset; a group that lies across it is replaced by its children below."""
+        kept = entries[entries["offset"] < next_offset]
+        if len(kept) == 0 or int(fmt.kinds_of(kept[-1:])[0]) == FRAGMENT:
+            return kept
+        children = await self._entries_below(await self.nodes.children(kept[-1:]), next_offset)
+        return fmt.join_entries(kept[:-1], children)
 
     async def delete_stream(self) -> None:
         """Mark the stream as deleted, then remove its objects. Late writes are left to collection."""

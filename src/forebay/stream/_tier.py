@@ -242,6 +242,33 @@ class StreamTier:
         header = await lookup.chunk_header(self.remote.persisted, self.remote.pending, chunk_id)
         return None if header is None else header.identity
 
+    async def repair(self) -> int:
+        """After `Diverged`: cut the remote tier back to the last fragment that the local log proves.
+
+        Returns the next offset from which tiering goes on. Refuses where no fragment can be proven, or where
+        the local log does not reach back to the common point: then nothing would be left to go on with.
+        """
+        self.log.refresh()
+        self.remote.epoch = self.log.epoch if self._epoch is None else self._epoch
+        await self.remote.resolve()
+        lookup = Lookup(self.remote.nodes, self.remote.fragments)
+        manifest = self.remote.persisted
+        ref = None if manifest.empty else await lookup.by_offset(manifest, manifest.next_offset - 1)
+        while ref is not None:
+            tail = await self.remote.fragments.tail(ref.offset)
+            if self.log.identity(tail.last.chunk_id) == tail.last.identity:
+                break
+            if ref.offset <= max(manifest.first_offset, self.log.first_offset):
+                ref = None
+            else:
+                ref = await lookup.by_offset(manifest, ref.offset - 1)
+        if ref is None:
+            reason = "no fragment in the bucket is proven by the local log"
+            raise Diverged(self.stream, offset=self.log.first_offset, reason=reason)
+        self._resolved = False
+        await self.remote.cut_back(tail.trailer.next_offset)
+        return tail.trailer.next_offset
+
     async def _upload(self, before_ms: int | None) -> None:
         while True:
             start = self._start()

@@ -18,7 +18,7 @@ from forebay.formats import Corrupt, osiris_chunk
 from forebay.formats.osiris_bloom import Matcher
 from forebay.formats.osiris_chunk import HEADER_BYTES, Chunk, ChunkHeader
 from forebay.formats.stream_fragment import DATA_AT
-from forebay.stream._cache import BlockCache, BlockKey, store_name
+from forebay.stream._cache import BlockCache, BlockKey
 from forebay.stream._calls import Calls
 from forebay.stream._config import ReaderConfig
 from forebay.stream._errors import RootMissing, StreamDeleted, StreamMissing
@@ -86,6 +86,7 @@ class RemoteView:
                 await self.calls.clock.sleep(self.calls.policy.wait_s(attempt + 1, self.calls.random))
                 continue
             self.held, self.manifest = held, root
+            self.fragments.generation = held.head.generation
             return True
         raise AssertionError("unreachable")
 
@@ -178,7 +179,7 @@ class RemoteView:
     def fetch_block(self, block: _Block) -> tuple[BlockKey, Any]:
         """The cache's name of a block, and how to get it."""
         key = self.keys.fragment(block.ref.offset)
-        name = f"{store_name(self.calls.store)}/{key}"
+        name = self.fragments.cache_name(block.ref.offset)
         return (name, block.start, block.length), lambda: self.calls.get_range(key, block.start, block.length)
 
 
