@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.kit.second_tries import SKIPS_MAX, SecondTries
+from forebay.kit.second_tries import SKIPS_MAX, UNUSED_MAX, SecondTries
 
 
 def kept_of(tries: SecondTries, refusals: int) -> int:
@@ -23,7 +23,7 @@ def test_callers_who_come_back_are_always_waited_for() -> None:
 
 
 def test_callers_who_never_come_back_are_waited_for_ever_more_rarely() -> None:
-    assert kept_of(SecondTries(), 1_000) < 12
+    assert kept_of(SecondTries(), 1_000) < 16
 
 
 def test_the_offer_never_ends_for_good() -> None:
@@ -38,6 +38,17 @@ def test_one_who_came_back_makes_good_for_all_before() -> None:
     while not tries.is_due():
         pass
     tries.used()
-    assert tries.is_due()
-    tries.unused()
+    for _ in range(UNUSED_MAX):
+        assert tries.is_due()
+        tries.unused()
     assert [tries.is_due(), tries.is_due()] == [False, True]
+
+
+def test_one_who_comes_too_late_now_and_then_is_always_waited_for() -> None:
+    tries = SecondTries()
+    for _ in range(50):
+        for _ in range(UNUSED_MAX - 1):
+            assert tries.is_due()
+            tries.unused()
+        assert tries.is_due()
+        tries.used()

@@ -5,10 +5,10 @@ that is there into one transaction. Batches therefore follow the load without a 
 one fdatasync; a thousand of them pay about the same. All results of a batch go back to the event loop in one
 wake-up, since the hop between threads costs as much as several statements.
 
-Whoever waited for a turn and was refused keeps it for a moment (`forebay.kit.second_tries` says why), and for
-a few writes more as long as they come at once: there is a fight for a key, and every change of the process
-that leads costs the next one a refusal. All other answers go out only after the turn ended: the next process
-is at work while this one hands them over.
+Whoever waited for a turn and was refused keeps it for a moment (`forebay.kit.second_tries` says why). One write
+only: with several per turn a fight costs half the processor time, but on a busy machine those who are late for
+their further tries get a quarter of what the others get. All other answers go out only after the turn ended:
+the next process is at work while this one hands them over.
 
 A commit that fails is not simply rolled back. Its frames may have reached the log file and could come to life
 after a crash, as long as nobody writes over them. The thread therefore tries to commit a step of the counter
@@ -42,9 +42,6 @@ BATCH_OPERATIONS_MAX = 1_000
 QUEUE_OPERATIONS_MAX = 50_000
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 """Bounds of what waits for the thread; callers over it wait in line on the event loop."""
-TURN_TRIES_MAX = 4
-"""Transactions of one turn after its first one was refused. They spare the others refusals of their own, and
-the processors the change from one process to the next; more would make the others wait too long."""
 EXPIRY_INTERVAL_S = 0.25
 """How often an idle thread looks for sessions that are over."""
 _WRITE_FAILED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
@@ -78,7 +75,6 @@ class Writer:
         self._now_ms = now_ms
         self._boot_id = boot_id
         self._second_tries = SecondTries()
-        self._further_tries = SecondTries()
         # Weak, so that the thread does not keep a coordinator alive that nobody closed.
         self._on_commit = weakref.WeakMethod(on_commit)
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -198,34 +194,27 @@ class Writer:
             self._call(self._deliver, batch)
 
     def _take_turn(self, batch: list[_Request]) -> list[_Request]:
-        """Do the batch in our turn, and more if it was refused. What is still to be delivered."""
+        """Do the batch in our turn, and its second try if it was refused. What is still to be delivered."""
         with turn(self._descriptor) as waited:
             # Only after a wait: without others there is nobody who could have come between.
             if not (waited and self._refuse(batch)):
                 self._commit(batch)
-            if not (waited and all(_refused(request) for request in batch)):
-                return batch
-            tries = self._second_tries
-            for _ in range(TURN_TRIES_MAX):
-                if not tries.is_due():
-                    break
-                batch = self._answer_and_wait(batch, tries)
-                if not batch:
-                    break
-                self._commit(batch)
-                tries = self._further_tries
+            if waited and all(_refused(request) for request in batch) and self._second_tries.is_due():
+                batch = self._answer_and_wait(batch)
+                if batch:
+                    self._commit(batch)
             return batch
 
-    def _answer_and_wait(self, batch: list[_Request], tries: SecondTries) -> list[_Request]:
+    def _answer_and_wait(self, batch: list[_Request]) -> list[_Request]:
         """Keep the turn while the callers get their answers; what they come back with."""
         self._call(self._deliver, batch)
         again = self._take_within(SECOND_TRY_S)
         if again:
-            tries.used()
+            self._second_tries.used()
             return again
         if again is None:
             self._queue.put(None)
-        tries.unused()
+        self._second_tries.unused()
         return []
 
     def _refuse(self, batch: list[_Request]) -> bool:

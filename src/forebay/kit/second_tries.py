@@ -5,8 +5,9 @@ since the key changed while they waited: with sixteen of them every success cost
 waited for a turn and was refused keeps it for a moment. The caller reads again, tries again and succeeds,
 because nobody else could write in between; every turn is then a success, and turns stay in order of arrival.
 
-A caller who does not come back costs the others that moment. Therefore the moment is short, one turn is kept
-for one try only, and after each one that nobody used twice as many refusals get none.
+A caller who does not come back costs the others that moment. Therefore the moment is short, and after a few
+in a row that nobody used, twice as many refusals as the last time get none. Not after the first: on a busy
+machine anybody may come too late once, and a caller without second tries gets nothing while others fight.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ __all__ = ["SECOND_TRY_S", "SecondTries"]
 
 SECOND_TRY_S = 0.002
 """How long a turn is kept: many times what a read and a hop between threads take, little beside a sync."""
+UNUSED_MAX = 3
+"""Kept turns in a row that nobody used, after which they become rare."""
 SKIPS_MAX = 256
 """Most refusals in a row that keep no turn after nobody used the last one."""
 
@@ -38,6 +41,7 @@ class SecondTries:
         self._unused = 0
 
     def unused(self) -> None:
-        """The caller did not come back: the next refusals keep no turn, twice as many as the last time."""
-        self._unused = min(2 * self._unused + 1, SKIPS_MAX)
-        self._skips = self._unused
+        """The caller did not come back."""
+        self._unused += 1
+        if self._unused >= UNUSED_MAX:
+            self._skips = min(2 ** (self._unused - UNUSED_MAX), SKIPS_MAX)
