@@ -155,6 +155,24 @@ async def test_2_a_claim_without_heartbeat_is_not_used_after_the_timeout_even_if
     await reader.close()
 
 
+async def test_2_a_batch_whose_read_outlived_its_claim_is_not_handed_out() -> None:
+    clock = HandClock()
+
+    class Slow(MemoryStore):
+        async def get(self, key: str) -> StoredObject:
+            if key == locations[0]:
+                clock._monotonic += TIMEOUT_S  # the process stood still while it read
+            return await super().get(key)
+
+    locations = [""]
+    store = Slow()
+    locations = await fill(store, 2)
+    async with collector(store, clock) as reader:
+        batch = await reader.next_batch()
+        assert batch is not None
+        assert batch.location == locations[1]
+
+
 async def test_2_the_owner_stops_before_the_others_begin() -> None:
     store = MemoryStore()
     await fill(store, 1)

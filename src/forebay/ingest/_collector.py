@@ -174,6 +174,11 @@ class Collector:
             raise
         if entries is None:
             return None
+        if claim.lost or self._claims.expired(claim):
+            # The read took so long that another collector may have the batch by now.
+            self._claims.held.pop(claim.location, None)
+            self._metrics.lost.inc()
+            return None
         self._metrics.fetch_seconds.observe(self._clock.monotonic() - began)
         self._metrics.batches.inc()
         self._metrics.entries.inc(len(entries))
