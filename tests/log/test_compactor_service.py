@@ -13,7 +13,14 @@ from tests.log.writing import group, writer_in
 
 from forebay.errors import OutcomeUnknown, SessionExpired, UsageError
 from forebay.kit import HealthStatus, MetricsRegistry, as_json, prometheus_text
-from forebay.log import AppendGroup, CompactorService, CompactorServiceConfig, CountingStore, TopicSettings
+from forebay.log import (
+    AppendGroup,
+    CompactorService,
+    CompactorServiceConfig,
+    CountingStore,
+    TopicSettings,
+    VacuumConfig,
+)
 from forebay.log._billing import PRICES_PER_1000, estimate
 from forebay.log._claims import Claims
 from forebay.log._compaction_steps import CompactionSteps
@@ -277,6 +284,22 @@ async def test_what_waits_is_shown_as_candidates() -> None:
     await stopped(service)
 
 
+async def test_a_partition_with_too_little_to_do_is_asked_less_and_less_often() -> None:
+    bed = Bed()
+    await bed.append(2, 2)
+    patient = replace(CONFIG, compaction=replace(EAGER, wait_for_full_ms=60_000), rest_ms_max=20_000)
+    service = service_of(bed, patient)
+    asked = []
+    for _ in range(60):
+        asked.append(len(await service.run_pass()))
+        await bed.clock.sleep(1)
+    # After 5, 10 and 20 seconds, then every 20.
+    assert [second for second, results in enumerate(asked) if results] == [0, 5, 15, 35, 55]
+    await bed.clock.sleep(20)
+    assert [result.outcome for result in await service.run_pass()] == ["compacted", "idle"]
+    await stopped(service)
+
+
 async def test_recoveries_are_counted_by_the_state_that_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed()
     await bed.append(2, 2)
@@ -362,7 +385,16 @@ async def test_a_store_is_counted_and_priced() -> None:
     assert bill["request_dollars"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("wrong", [{"workers": 0}, {"interval_ms": 0}, {"vacuum_interval_ms": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"workers": 0},
+        {"interval_ms": 0},
+        {"vacuum_interval_ms": -1},
+        {"rest_ms_max": -1},
+        {"vacuum": VacuumConfig(grace_ms=1_000_000)},
+    ],
+)
 def test_a_configuration_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         CompactorServiceConfig(**wrong)

@@ -55,7 +55,7 @@ class CompactorConfig:
     """How much at once, and how early."""
 
     target_bytes: int = 64 * 1024 * 1024
-    """Bytes of records a compacted object should hold. 1 to 512 MiB. Peak memory: about three times this."""
+    """Bytes of records a compacted object should hold. 1 to 512 MiB. Peak memory: two to three times this."""
     entries_max: int = 20_000
     """Most index entries of one run. At least 1."""
     entries_min: int = 2

@@ -2,6 +2,7 @@
 
     pass:  refresh the targets when it is time -> shuffle them -> workers take one after the other
     one:   look (one request) -> nothing to do: next -> claim -> compact while there is progress -> release
+           without progress (too young, too little): rest for a while, longer each time
 
 Services of several processes share the work without talking to each other: passes are shuffled, so they
 start at different ends, and a claim keeps two from folding the same range. Neither is needed for safety.
@@ -57,6 +58,9 @@ class CompactorServiceConfig:
     """Partitions compacted at once. Each needs memory for one run. At least 1."""
     runs_per_claim: int = 16
     """Runs of one partition before others get their turn. At least 1."""
+    rest_ms_max: int = 30_000
+    """Milliseconds after which a partition with too little to do is looked at again, at the latest. At least
+    0."""
     claim_age_ms: int = 900_000
     """Milliseconds after which the claim of another counts as forgotten. At least 1."""
     session_timeout_ms: int = 15_000
@@ -73,8 +77,14 @@ class CompactorServiceConfig:
 
     def __post_init__(self) -> None:
         low = min(self.interval_ms, self.workers, self.runs_per_claim, self.claim_age_ms)
-        if low < 1 or min(self.discovery_interval_ms, self.vacuum_interval_ms) < 0:
+        if low < 1 or min(self.discovery_interval_ms, self.vacuum_interval_ms, self.rest_ms_max) < 0:
             raise UsageError(f"not a usable configuration: {self}", hint="see the range under each field")
+        deadline_ms = self.compaction.commit_deadline_ms
+        if self.vacuum_interval_ms and self.vacuum.grace_ms < 2 * deadline_ms:
+            raise UsageError(
+                f"a grace of {self.vacuum.grace_ms} ms where commits may take {deadline_ms} ms",
+                hint="vacuum must leave objects alone for at least twice the commit deadline",
+            )
 
 
 class CompactorService(Service):
@@ -125,6 +135,7 @@ class CompactorService(Service):
         )
         self._discovered: float | None = None
         self._failing: dict[PartitionKeys, str] = {}
+        self._resting: dict[PartitionKeys, tuple[float, int]] = {}
         self._last: dict[str, int] = {}
         self.last_vacuum: VacuumReport | None = None
         """What vacuum last reported."""
@@ -201,10 +212,14 @@ class CompactorService(Service):
         for keys in gone:
             self._counts.forget(keys)
             self._failing.pop(keys, None)
+            self._resting.pop(keys, None)
         self._counts.targets.set(len(self.targets))
 
     async def _attend(self, keys: PartitionKeys) -> list[CompactionResult]:
         """One partition: look, claim, compact, release. Errors end here."""
+        until, _ = self._resting.get(keys, (0.0, 0))
+        if self._clock.monotonic() < until:
+            return []
         try:
             meta = await self.compactor.steps.meta(keys)
             self._counts.seen(keys, lag=meta.lag, pending=_is_pending(meta))
@@ -218,7 +233,17 @@ class CompactorService(Service):
             _log.warning("compaction of %s failed: %s (%s)", keys, error.message, error.hint)
             return []
         self._failing.pop(keys, None)
+        self._rest(keys, results)
         return results
+
+    def _rest(self, keys: PartitionKeys, results: list[CompactionResult]) -> None:
+        """A partition that has work, but not enough or not yet, is asked less and less often."""
+        if not results or results[0].progressed:
+            self._resting.pop(keys, None)
+            return
+        _, last_ms = self._resting.get(keys, (0.0, 0))
+        wait_ms = min(max(2 * last_ms, self.config.interval_ms), self.config.rest_ms_max)
+        self._resting[keys] = (self._clock.monotonic() + wait_ms / 1000, wait_ms)
 
     async def _with_claim(self, keys: PartitionKeys) -> list[CompactionResult]:
         broken = self._claims.broken
