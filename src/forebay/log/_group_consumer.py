@@ -45,6 +45,8 @@ class GroupConsumer:
         """Where each began: there is nothing to commit before something was handed out."""
         self._claims: dict[TopicPartition, int] = {}
         """Under which claim of the member."""
+        self._generations: dict[TopicPartition, int] = {}
+        """Generation of the group at that time, for messages."""
 
     async def __aenter__(self) -> Self:
         await self.member.start()
@@ -80,26 +82,29 @@ class GroupConsumer:
 
         Raises `GenerationFenced` for what is no longer ours, after the rest was committed.
         """
-        owned = self.member.owned
+        member, owned = self.member, self.member.owned
         changed: dict[TopicPartition, int] = {}
-        lost: list[TopicPartition] = []
-        for place, offset in self._positions.items():
-            if self.member.claim_of(place) != self._claims[place]:
-                lost.append(place)
-            elif owned[place] != offset and offset != self._began[place]:
-                changed[place] = offset
-        for place in lost:
+        fenced: list[GenerationFenced] = []
+        for place, offset in list(self._positions.items()):
+            handed_out = offset != self._began[place]
+            if member.claim_of(place) == self._claims[place]:
+                if handed_out and owned[place] != offset:
+                    changed[place] = offset
+                continue
+            if handed_out:
+                generation = self._generations[place]
+                fenced.append(
+                    GenerationFenced(member.group, place, generation=generation, current=member.generation)
+                )
             self._forget(place)
         try:
             if changed:
-                await self.member.commit(changed)
+                await member.commit(changed)
         except GenerationFenced as error:
             self._forget(error.partition)
             raise
-        if lost:
-            raise GenerationFenced(
-                self.member.group, lost[0], generation=self.member.generation, current=self.member.generation
-            )
+        if fenced:
+            raise fenced[0]
 
     async def _adopt(self) -> None:
         """Begin with what is newly owned, forget what is not owned any more."""
@@ -111,10 +116,10 @@ class GroupConsumer:
             if claim is not None and claim != self._claims.get(place):
                 begin = await self._begin(place, committed)
                 self._positions[place] = self._began[place] = begin
-                self._claims[place] = claim
+                self._claims[place], self._generations[place] = claim, self.member.generation
 
     def _forget(self, place: TopicPartition) -> None:
-        for table in (self._positions, self._began, self._claims):
+        for table in (self._positions, self._began, self._claims, self._generations):
             table.pop(place, None)
 
     async def _begin(self, place: TopicPartition, committed: int | None) -> int:

@@ -23,7 +23,8 @@ class GenerationFenced(NotDone):
 
     def __init__(self, group: str, partition: TopicPartition, *, generation: int, current: int) -> None:
         super().__init__(
-            f"group {group!r}: {partition} belongs to generation {current}, not to {generation}",
+            f"group {group!r}: {partition} has another owner or was reset; "
+            f"the commit came from generation {generation}, the group is at {current}",
             hint="the partition has another owner now, which begins at the last commit; drop what is in hand",
         )
         self.group = group
