@@ -5,10 +5,10 @@ that is there into one transaction. Batches therefore follow the load without a 
 one fdatasync; a thousand of them pay about the same. All results of a batch go back to the event loop in one
 wake-up, since the hop between threads costs as much as several statements.
 
-Whoever waited for a turn and was refused keeps it for a moment (`forebay.kit.second_tries` says why). One write
-only: with several per turn a fight costs half the processor time, but on a busy machine those who are late for
-their further tries get a quarter of what the others get. All other answers go out only after the turn ended:
-the next process is at work while this one hands them over.
+Whoever waited for a turn and was refused keeps it for a moment (`forebay.kit.second_tries` says why). One
+write only: with several per turn a fight costs half the processor time, but on a busy machine those who are
+late for their further tries get a quarter of what the others get. All other answers go out only after the
+turn ended: the next process is at work while this one hands them over.
 
 A commit that fails is not simply rolled back. Its frames may have reached the log file and could come to life
 after a crash, as long as nobody writes over them. The thread therefore tries to commit a step of the counter
