@@ -217,6 +217,28 @@ def test_walk_finds_every_chunk_and_leaves_a_partial_one_out() -> None:
     assert osiris_chunk.walk(b"").end == 0
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_walk_over_runs_of_one_length_is_that_of_a_plain_loop(seed: int) -> None:
+    draw = random.Random(seed)
+    pieces: list[bytes] = []
+    starts: list[int] = []
+    chunk_id = at = 0
+    while len(pieces) < 300:
+        size = draw.choice([0, 5, 5, 70])
+        for _ in range(draw.choice([1, 7, 8, 9, 60])):
+            trailer = bytes(draw.choice([0, 0, 0, 1]) * 5)
+            pieces.append(chunk_of([b"x" * (size - len(trailer))], chunk_id, trailer=trailer))
+            starts.append(at)
+            at += len(pieces[-1])
+            chunk_id += 1
+    data = b"".join(pieces)
+    walk = osiris_chunk.walk(data)
+    assert walk.positions.tolist() == starts
+    assert walk.headers["chunk_id"].tolist() == list(range(chunk_id))
+    cut = draw.randrange(len(data))
+    assert osiris_chunk.walk(data[:cut]).end == max(end for end in [*starts, at] if end <= cut)
+
+
 def test_walk_refuses_a_hole_between_chunks() -> None:
     with pytest.raises(Corrupt, match="expected 2"):
         osiris_chunk.walk(chunk_of([b"a", b"b"]) + chunk_of([b"c"], 3))

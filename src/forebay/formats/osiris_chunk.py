@@ -19,7 +19,9 @@ All integers are big-endian. Files from before the bloom filters carry zeros in 
 both.
 
 Where a chunk begins is known only from the one before it, so a walk over a segment is a loop. The loop
-touches the three sizes and nothing else; every other field is gathered afterwards for all chunks at once.
+touches the three sizes and nothing else, and leaps over runs of chunks of one length; every other field is
+gathered afterwards for all chunks at once. Whoever has the index of a segment knows all positions and needs
+no loop at all.
 The checksum covers neither header nor trailer: a reader of files therefore also insists on the full length.
 """
 
@@ -74,6 +76,10 @@ _HEADER: Final = struct.Struct(">BBHIqQQIIIB3s")
 _SIZES: Final = struct.Struct(">IIB")
 _SIZES_AT: Final = 36
 _WHAT: Final = "Osiris chunk"
+_ALIKE: Final = 8
+"""Chunks of one length in a row after which a run of them is looked for."""
+_RUN_MAX: Final = 65_536
+"""Most chunks of such a run that are compared at once."""
 _HEADER_DTYPE: Final = np.dtype(
     [
         ("magic", "u1"),
@@ -206,19 +212,37 @@ def walk(data: Bytes, start: int = 0, end: int | None = None) -> Walk:
     positions: list[int] = []
     add, sizes, at = positions.append, _SIZES.unpack_from, start
     last_header = limit - HEADER_BYTES
+    length = alike = 0
     while at <= last_header:
         data_bytes, trailer_bytes, bloom_bytes = sizes(data, at + _SIZES_AT)
-        after = at + HEADER_BYTES + data_bytes + trailer_bytes + bloom_bytes
-        if after > limit:
+        before, length = length, HEADER_BYTES + data_bytes + trailer_bytes + bloom_bytes
+        if at + length > limit:
             break
         add(at)
-        at = after
+        at += length
+        alike = alike + 1 if length == before else 0
+        if alike == _ALIKE:
+            run = _run_of(data, at, length, limit)
+            positions += range(at, at + run * length, length)
+            at += run * length
+            alike = 0
     starts = np.array(positions, dtype=np.int64)
     headers = gather_headers(data, starts)
     _check_continuous(headers, starts)
     if at <= last_header:
         decode_header(data, at)  # A partial chunk is fine, garbage is not.
     return Walk(starts, headers, at)
+
+
+def _run_of(data: Bytes, at: int, length: int, limit: int) -> int:
+    """How many chunks from `at` on have the sizes of the one before it: found in one step for all of them."""
+    count = min((limit - at) // length, _RUN_MAX)
+    if count == 0:
+        return 0
+    rows = np.frombuffer(data, np.uint8, count * length, at).reshape(count, length)
+    own = np.frombuffer(data, np.uint8, _SIZES.size, at - length + _SIZES_AT)
+    same = (rows[:, _SIZES_AT : _SIZES_AT + _SIZES.size] == own).all(axis=1)
+    return count if same.all() else int(np.argmin(same))
 
 
 def gather_headers(data: Bytes, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
