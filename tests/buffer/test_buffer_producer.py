@@ -111,6 +111,19 @@ async def test_a_call_without_a_list_of_records_is_refused(entries: Sequence[byt
         await producer.produce([b""])
 
 
+async def test_one_wrong_call_does_not_spoil_the_batch_of_others() -> None:
+    store = MemoryStore()
+    async with Producer(replace(CONFIG, flush_interval_ms=60_000), store=store) as producer:
+        records: list[bytes] = [b"mine"]
+        await producer.produce(records)
+        records.append(b"changed afterwards")
+        with pytest.raises(UsageError, match="a record is str"):
+            await producer.produce([b"a", "text"])  # type: ignore[list-item, unused-ignore]
+        await producer.produce([bytearray(b"yours"), b""])
+        await producer.produce(pa.array([b"arrow"], pa.binary()))
+    assert await batches(store) == [[b"mine", b"yours", b"", b"arrow"]]
+
+
 async def test_a_size_trigger_does_not_wait_for_the_interval() -> None:
     config = replace(CONFIG, flush_interval_ms=60_000, flush_size_bytes=100)
     async with Producer(config, store=MemoryStore()) as producer:

@@ -1,9 +1,11 @@
 """The producer: many small calls in, few immutable objects and fewer manifest writes out.
 
-    produce -> block of the call -> [batch] -> one object -> [turn] -> commit of all that is ready -> watchers
+    produce -> [batch] -> one object -> [turn] -> commit of all that is ready -> watchers
 
-A call is encoded at once, so what waits is counted by the byte and costs no Python object per record. Batches
-upload in parallel and are committed in the order they were closed, many per compare-and-set.
+Records are encoded when their batch is uploaded, all in one go: encoding every call by itself would copy each
+record twice. What can be wrong with a call is found before it is accepted, so that one call cannot spoil the
+batch of others. Batches upload in parallel and are committed in the order they were closed, many per
+compare-and-set.
 
 What a crash leaves, by where it strikes: before the upload nothing; between upload and commit an object that
 no manifest names, which garbage collection takes; after the commit a durable batch. Whoever produced learns
@@ -18,6 +20,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -32,6 +35,7 @@ from forebay.buffer._metrics import BufferMetrics
 from forebay.buffer._names import batch_location
 from forebay.errors import ForebayError, OutcomeUnknown, Unavailable, UsageError
 from forebay.formats import buffer_batch, record_block
+from forebay.formats.buffer_batch import Compression
 from forebay.formats.buffer_manifest import Metadata, NewEntry
 from forebay.formats.entry_tail import EntryTail, encode_tail
 from forebay.kit.batcher import Batcher, BatcherConfig, Outcome, Ticket
@@ -94,7 +98,11 @@ class WriteHandle:
 
 @dataclass(slots=True, eq=False)
 class _Input:
+    entries: list[bytes]
+    """The records; empty where they are a block already."""
     block: bytes
+    size_bytes: int
+    """Of the block, made or to be made."""
     count: int
     metadata: bytes
     time_ms: int
@@ -171,13 +179,13 @@ class Producer:
     async def produce(self, entries: Sequence[bytes] | pa.BinaryArray, metadata: bytes = b"") -> WriteHandle:
         """Accept records; wait for room if too much is not durable yet. The handle tells when they are."""
         item = self._input(entries, metadata)
-        ticket = await self._batcher.add(item, len(item.block) + ITEM_BYTES + len(metadata))
+        ticket = await self._batcher.add(item, item.size_bytes + ITEM_BYTES + len(metadata))
         return self._accepted(item, ticket)
 
     def produce_nowait(self, entries: Sequence[bytes] | pa.BinaryArray, metadata: bytes = b"") -> WriteHandle:
         """Accept records, or raise `Backpressure` if there is no room now."""
         item = self._input(entries, metadata)
-        ticket = self._batcher.add_nowait(item, len(item.block) + ITEM_BYTES + len(metadata))
+        ticket = self._batcher.add_nowait(item, item.size_bytes + ITEM_BYTES + len(metadata))
         return self._accepted(item, ticket)
 
     def _accepted(self, item: _Input, ticket: Ticket[Durable]) -> WriteHandle:
@@ -191,20 +199,24 @@ class Producer:
             raise UsageError("entries is a single value", hint="give a list of bytes, also for one record")
         if not len(entries):
             raise UsageError("no entries", hint="give at least one record; an empty one is b''")
-        return _Input(record_block.encode(entries), len(entries), bytes(metadata), self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        if isinstance(entries, (pa.Array, pa.ChunkedArray)):
+            block = record_block.encode(entries)
+            return _Input([], block, len(block), len(entries), bytes(metadata), now_ms)
+        records = _records(entries)
+        size = record_block.encoded_size(records)
+        return _Input(records, b"", size, len(records), bytes(metadata), now_ms)
 
     # -- uploading
 
     async def _upload(self, items: Sequence[_Input]) -> _Uploaded:
         began = self._clock.monotonic()
         records = sum(item.count for item in items)
-        raw_bytes = sum(len(item.block) for item in items)
-        data = buffer_batch.encode_blocks(
-            [item.block for item in items], records, self._config.batch_compression
-        )
+        raw_bytes = sum(item.size_bytes for item in items)
+        data = _encode(items, records, self._config.batch_compression)
         metadata = _metadata(items, merge=self._config.merge_metadata)
         for item in items:
-            item.block = b""  # It is part of the batch now; holding both would double what waits.
+            item.entries, item.block = [], b""  # Part of the batch now; both would double what waits.
         upload = await self._put(data, metadata, self._tail(data, records), began)
         self.metrics.upload_duration.observe(self._clock.monotonic() - began)
         uploaded = _Uploaded(upload, items, raw_bytes, len(data), began)
@@ -339,6 +351,23 @@ class Producer:
             _log.warning(
                 "producer %s: dropped without close, %d calls are lost", self.instance, batcher.pending_items
             )
+
+
+def _records(entries: Sequence[bytes]) -> list[bytes]:
+    """The caller's records as a list of our own. The caller may go on to change the one it has."""
+    if set(map(type, entries)) == {bytes}:
+        return list(entries)
+    for entry in entries:
+        if not isinstance(entry, (bytes, bytearray, memoryview)):
+            raise UsageError(f"a record is {type(entry).__name__}", hint="records are bytes")
+    return [bytes(entry) for entry in entries]
+
+
+def _encode(items: Sequence[_Input], records: int, compression: Compression) -> bytes:
+    if not any(item.block for item in items):
+        return buffer_batch.encode(list(chain.from_iterable(item.entries for item in items)), compression)
+    blocks = [item.block or record_block.encode(item.entries) for item in items]
+    return buffer_batch.encode_blocks(blocks, records, compression)
 
 
 def _metadata(items: Sequence[_Input], *, merge: bool) -> tuple[Metadata, ...]:
