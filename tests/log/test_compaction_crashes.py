@@ -167,7 +167,7 @@ STORMY = Faults.all(0.04)
 
 def test_two_compactors_at_once_without_a_claim_with_faults_and_crashes() -> None:
     looks = 0
-    for found in run_seeds(_rivals, range(max(1, len(seeds(25))))):
+    for found in run_seeds(_rivals, range(max(1, len(seeds(15))))):
         looks += found
     assert looks
 
