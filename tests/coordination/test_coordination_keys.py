@@ -375,3 +375,14 @@ async def test_plain_and_conditional_puts_of_one_write_see_each_other_in_order(
     record = await coordinator.get(key, partition_key=directory)
     assert record is not None
     assert (record.value, record.version) == (b"4", results[3].version)
+
+
+@pytest.mark.parametrize("count", [24, 25, 26, 50, 77])
+async def test_every_put_of_a_long_write_is_kept_and_of_one_key_the_last(
+    coordinator: Coordinator, directory: str, count: int
+) -> None:
+    puts = [Put(f"{directory}/{index % 60:03d}", b"%d" % index) for index in range(count)]
+    versions = [result.unwrap() for result in await coordinator.write(puts)]
+    last = {put.key: (put.value, version) for put, version in zip(puts, versions, strict=True)}
+    found = await coordinator.range_scan(*children(directory))
+    assert {record.key: (record.value, record.version) for record in found} == last
