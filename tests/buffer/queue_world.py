@@ -77,6 +77,8 @@ class Plan:
     crash_rate: float = 0.0
     skew_ms: int = 0
     config: BufferConfig = CONFIG
+    crash: tuple[str, int, bool] | None = None
+    """An actor, the step after which it crashes once, and whether its requests in flight arrive."""
 
 
 class QueueWorld:
@@ -89,6 +91,7 @@ class QueueWorld:
         self.told: list[Told] = []
         self.metrics = MetricsRegistry()
         self.fenced = 0
+        self.crashes = 0
         self.done = False
         self.left: list[str] = []
 
@@ -102,11 +105,15 @@ class QueueWorld:
         readers = [world.spawn(f"consumer-{number}", self._consume) for number in range(plan.consumers)]
         for actor in (*writers, *readers):
             actor.crash_randomly(plan.crash_rate, restart_after_s=0.5, crashes_max=2)
+        if plan.crash is not None:
+            name, step, in_flight = plan.crash
+            world.actors[name].crash_at(step, in_flight)
         await world.join(*writers)
         world.heal()
         await world.clock().sleep(5)
         self.done = True
         await world.join(*readers)
+        self.crashes = sum(actor.crashes for actor in world.actors.values())
         await world.spawn("last", self._consume).join()
         await world.clock().sleep(60)
         await self._sweep(world)

@@ -515,6 +515,6 @@ async def test_lag_length_and_age_are_measured() -> None:
     await consumer.next_batch()
     assert consumer.metrics.consumer_lag.value == pytest.approx(5)
     assert consumer.metrics.oldest_entry_age.value == pytest.approx(5)
-    assert consumer.metrics.queue_length.value == 2
+    assert consumer.metrics.queue_length.value == consumer.metrics.consumer_sequence_lag.value == 2
     assert consumer.metrics.manifest_bytes.value == len((await store.get(PATH)).data)
     assert consumer.conflict_rate() == 0.0

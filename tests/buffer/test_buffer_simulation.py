@@ -69,6 +69,16 @@ def test_extensions_and_compression_change_nothing_of_this() -> None:
         pass
 
 
+@pytest.mark.parametrize("in_flight", [True, False])
+@pytest.mark.parametrize("actor", ["producer-0", "consumer-0"])
+def test_a_crash_after_any_step_breaks_no_promise(actor: str, in_flight: bool) -> None:
+    crashes = 0
+    for step in range(0, 120, 2 if actor == "consumer-0" else 1):
+        plan = Plan(producers=1, calls=2, crash=(actor, step, in_flight))
+        crashes += keeps_its_promises(7, plan).crashes
+    assert crashes > 15
+
+
 def test_the_scenario_would_see_a_committer_that_repeats_without_looking(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

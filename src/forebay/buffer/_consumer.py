@@ -331,6 +331,9 @@ class Consumer:
         self._checked_at = self._clock.monotonic()
         self.metrics.queue_length.set(len(manifest))
         self.metrics.manifest_bytes.set(len(manifest.data))
+        acked = self.last_acked_sequence
+        behind = len(manifest) if acked is None else manifest.next_sequence - 1 - acked
+        self.metrics.consumer_sequence_lag.set(behind)
         oldest = manifest.entry_at(0).metadata if len(manifest) else ()
         age_ms = self._clock.now_ms() - oldest[0].ingestion_time_ms if oldest else 0
         self.metrics.oldest_entry_age.set(max(0.0, age_ms / 1000))

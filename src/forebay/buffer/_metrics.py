@@ -66,6 +66,7 @@ class BufferMetrics:
         self.oldest_entry_age = self._gauge("oldest_entry_age_seconds", "Age of the first entry")
         self.orphans = self._gauge("orphans", "Unreferenced batches that are not old enough to delete")
         self.consumer_lag = self._gauge("consumer_lag_seconds", "Age of the last batch handed out")
+        self.consumer_sequence_lag = self._gauge("consumer_sequence_lag", "Sequences not acknowledged yet")
         self.flush_duration = self._histogram("flush_duration_seconds", "Upload and enqueue of a batch")
         self.upload_duration = self._histogram("upload_duration_seconds", "Upload of a batch")
         self.enqueue_duration = self._histogram("enqueue_duration_seconds", "Enqueueing of a group")

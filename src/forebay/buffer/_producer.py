@@ -49,8 +49,6 @@ __all__ = ["DurabilityWatcher", "Durable", "Producer", "WriteHandle"]
 
 _log = logging.getLogger(__name__)
 
-METADATA_BYTES_MAX = (1 << 32) - 1
-"""Largest metadata payload that the manifest can hold."""
 ITEM_BYTES = 16
 """Bytes of a metadata item beside its payload."""
 
