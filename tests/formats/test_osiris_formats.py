@@ -289,6 +289,19 @@ def test_what_cannot_be_written_is_refused() -> None:
         osiris_tracking.encode([Track(0, b"x" * 256, 1)])
 
 
+def test_records_of_one_length_are_a_sequence_like_any_other() -> None:
+    records = [b"%03d" % number for number in range(50)]
+    chunk = osiris_chunk.decode(chunk_of(records))
+    found = osiris_entry.decode_records(chunk.data, entries=50, records=50)
+    assert isinstance(found, osiris_entry.EqualRecords)
+    assert [bytes(found[number]) for number in range(50)] == records
+    assert [bytes(record) for record in found[-3:]] == records[-3:]
+    assert [bytes(record) for record in found] == records
+    assert bytes(found[-1]) == b"049"
+    with pytest.raises(IndexError):
+        found[50]
+
+
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=30))
 def test_records_come_back(records: list[bytes]) -> None:
     chunk = osiris_chunk.decode(chunk_of(records))

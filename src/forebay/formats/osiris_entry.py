@@ -12,16 +12,16 @@
 Record i of an entry has the offset of the entry plus i. A sub-batch keeps its stored bytes: what is decoded
 and encoded again is the same, whatever compressor wrote it.
 
-Most chunks of a fast publisher hold records of one length. Those are cut in one step, after numpy has
-compared all their length fields; only mixed lengths cost a loop.
+Most chunks of a fast publisher hold records of one length. Those are found in one step: numpy compares all
+their length fields, and a record is cut when it is asked for. Only mixed lengths cost a loop.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, overload
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from forebay.formats.osiris_codec import NONE, compress, decompress
 
 __all__ = [
     "Entry",
+    "EqualRecords",
     "SubBatch",
     "decode_entries",
     "decode_records",
@@ -63,7 +64,7 @@ class SubBatch:
     body: bytes | memoryview
     """As stored."""
 
-    def unpack(self) -> list[memoryview]:
+    def unpack(self) -> Sequence[memoryview]:
         """Its records."""
         return _cut(memoryview(self._unpacked()), self.records)
 
@@ -145,8 +146,8 @@ def decode_entries(data: Bytes, count: int) -> list[Entry]:
     return found
 
 
-def decode_records(data: Bytes, *, entries: int, records: int) -> list[memoryview]:
-    """Every record of a data section, sub-batches unpacked; exactly `records`."""
+def decode_records(data: Bytes, *, entries: int, records: int) -> Sequence[memoryview]:
+    """Every record of a data section, sub-batches unpacked; exactly `records`, all bounds checked."""
     view = memoryview(data)
     if entries == records:
         fast = _cut_equal(view, entries)
@@ -182,7 +183,7 @@ def _join(records: Sequence[Bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def _cut(view: memoryview, count: int) -> list[memoryview]:
+def _cut(view: memoryview, count: int) -> Sequence[memoryview]:
     """Exactly `count` records, each behind its length."""
     fast = _cut_equal(view, count)
     if fast is not None:
@@ -201,7 +202,35 @@ def _cut(view: memoryview, count: int) -> list[memoryview]:
     return found
 
 
-def _cut_equal(view: memoryview, count: int) -> list[memoryview] | None:
+class EqualRecords(Sequence[memoryview]):
+    """Records of one length, each behind its length field; a record is cut when it is asked for."""
+
+    __slots__ = ("_count", "_step", "_view")
+
+    def __init__(self, view: memoryview, count: int) -> None:
+        self._view = view
+        self._count = count
+        self._step = len(view) // count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[memoryview]: ...
+    def __getitem__(self, index: int | slice) -> memoryview | list[memoryview]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._count))]
+        at = range(self._count)[index] * self._step
+        return self._view[at + _LENGTH.size : at + self._step]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        view, step = self._view, self._step
+        return (view[at + _LENGTH.size : at + step] for at in range(0, len(view), step))
+
+
+def _cut_equal(view: memoryview, count: int) -> EqualRecords | None:
     """The records, if they all have the same length; None if not."""
     if count < 2 or len(view) % count:
         return None
@@ -211,4 +240,4 @@ def _cut_equal(view: memoryview, count: int) -> list[memoryview] | None:
     heads = np.frombuffer(view, np.uint8).reshape(count, step)[:, :4]
     if not (heads == np.frombuffer(_LENGTH.pack(step - 4), np.uint8)).all():
         return None
-    return [view[at + 4 : at + step] for at in range(0, len(view), step)]
+    return EqualRecords(view, count)
