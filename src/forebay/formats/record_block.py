@@ -271,5 +271,6 @@ def _read_page(block: bytes | memoryview, count: int) -> pa.Array:
     header = _page_header(len(block), count)
     metadata = _file_metadata(len(header) + len(block), count)
     file = b"".join((_MAGIC, header, block, metadata, _LENGTH.pack(len(metadata)), _MAGIC))
-    reader = pq.ParquetFile(pa.BufferReader(file))
-    return reader.read(use_threads=False).column(0).combine_chunks()
+    column = pq.ParquetFile(pa.BufferReader(file)).read(use_threads=False).column(0)
+    # Combining copies even where there is nothing to combine.
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
