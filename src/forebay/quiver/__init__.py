@@ -1,0 +1,29 @@
+"""Quiver: durable Arrow store-and-forward on local disk, for many subscribers."""
+
+from forebay.quiver._config import QuiverConfig
+from forebay.quiver._delivery import Delivery
+from forebay.quiver._disk import Disk, DiskFile
+from forebay.quiver._errors import DirectoryInUse, QuiverFailed, QuiverFull, UnknownSubscriber
+from forebay.quiver._local_disk import LocalDisk
+from forebay.quiver._quiver import Quiver, Receipt
+from forebay.quiver._reading import SegmentView
+from forebay.quiver._report import RecoveryReport
+from forebay.quiver._stats import QuiverStats, SubscriberStats
+
+__all__ = [
+    "Delivery",
+    "DirectoryInUse",
+    "Disk",
+    "DiskFile",
+    "LocalDisk",
+    "Quiver",
+    "QuiverConfig",
+    "QuiverFailed",
+    "QuiverFull",
+    "QuiverStats",
+    "Receipt",
+    "RecoveryReport",
+    "SegmentView",
+    "SubscriberStats",
+    "UnknownSubscriber",
+]

@@ -1,0 +1,151 @@
+"""What the subscribers have done so far: a pure state, changed by the records of `ack.log` and nothing else.
+
+The running store and recovery apply the same records through the same function, so what is true before a
+crash is true after it. Applying a record twice changes nothing.
+
+**High-water mark.** The highest segment up to which everything is resolved. Segments resolved above it wait
+in `resolved_above` until the hole fills; the missing ones in between are derived, not stored. Numbers that
+never became a segment (a failed write took one) count as resolved for everybody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from forebay.formats import quiver_ack
+from forebay.formats.quiver_ack import Checkpoint, Record, SubscriberState
+from forebay.quiver._runs import RunSet
+
+__all__ = ["AckState", "Subscriber"]
+
+
+@dataclass(slots=True)
+class Subscriber:
+    """One subscriber's position."""
+
+    name: str
+    high_water: int
+    resolved_above: RunSet = field(default_factory=RunSet)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def is_resolved(self, segment: int) -> bool:
+        """Whether it needs the segment no more."""
+        return segment <= self.high_water or segment in self.resolved_above
+
+    def resolve(self, first: int, last: int) -> None:
+        """Mark a run, and let the mark rise over what is contiguous now."""
+        if last <= self.high_water:
+            return
+        self.resolved_above.add(max(first, self.high_water + 1), last)
+        end = self.resolved_above.end_of_run(self.high_water + 1)
+        if end > self.high_water:
+            self.resolved_above.remove(self.high_water + 1, end)
+            self.high_water = end
+
+    def unresolved(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The runs between `first` and `last` that it still needs."""
+        first = max(first, self.high_water + 1)
+        return self.resolved_above.gaps(first, last) if first <= last else []
+
+
+class AckState:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.subscribers: dict[str, Subscriber] = {}
+        self.live = RunSet()
+        """Segments whose files should be there."""
+        self.covered = RunSet()
+        """WAL entries that need no replay."""
+        self.next_segment = 1
+        self.next_entry = 1
+        self.losses: Counter[str] = Counter()
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> AckState:
+        """The state when the checkpoint was taken."""
+        state = cls()
+        state.live = RunSet(checkpoint.live)
+        state.covered = RunSet(checkpoint.covered)
+        state.next_segment = checkpoint.next_segment
+        state.next_entry = checkpoint.next_entry
+        state.losses = Counter(checkpoint.losses)
+        for name, each in checkpoint.subscribers.items():
+            state.subscribers[name] = Subscriber(
+                name, each.high_water, RunSet(each.resolved_above), Counter(each.dropped)
+            )
+        return state
+
+    def checkpoint(self, generation: int) -> Checkpoint:
+        """Everything, to be replayed from the log file `generation` on."""
+        return Checkpoint(
+            generation=generation,
+            next_segment=self.next_segment,
+            next_entry=self.next_entry,
+            live=self.live.runs(),
+            covered=self.covered.runs(),
+            subscribers={
+                name: SubscriberState(each.high_water, each.resolved_above.runs(), dict(each.dropped))
+                for name, each in self.subscribers.items()
+            },
+            losses=dict(self.losses),
+        )
+
+    def apply(self, record: Record) -> None:
+        """Let a durable record take effect."""
+        match record:
+            case quiver_ack.Outcome():
+                self._apply_outcome(record)
+            case quiver_ack.Register(subscriber=name, after=after):
+                self.subscribers.setdefault(name, Subscriber(name, after))
+            case quiver_ack.Unregister(subscriber=name):
+                self.subscribers.pop(name, None)
+            case quiver_ack.Finalized(segment=segment, entries=runs):
+                self.live.add(segment)
+                self._saw_segment(segment)
+                for first, last in runs:
+                    self.cover(first, last)
+            case quiver_ack.Dropped(segment=segment, reason=reason, rows=rows, bytes=size):
+                self._saw_segment(segment)
+                if segment in self.live:
+                    self.live.remove(segment)
+                    self.losses[f"segments.{reason}"] += 1
+                    self.losses[f"rows.{reason}"] += rows
+                    self.losses[f"bytes.{reason}"] += size
+            case quiver_ack.WalDropped(first=first, last=last, reason=reason):
+                fresh = sum(b - a + 1 for a, b in self.covered.gaps(first, last))
+                self.losses[f"entries.{reason}"] += fresh
+                self.cover(first, last)
+            case quiver_ack.Floor(next_segment=segment, next_entry=entry):
+                self.next_segment = max(self.next_segment, segment)
+                self.next_entry = max(self.next_entry, entry)
+
+    def cover(self, first: int, last: int) -> None:
+        """These WAL entries need no replay."""
+        self.covered.add(first, last)
+        self.next_entry = max(self.next_entry, last + 1)
+
+    def is_resolved(self, segment: int) -> bool:
+        """Whether there are subscribers and none of them needs the segment."""
+        return bool(self.subscribers) and all(each.is_resolved(segment) for each in self.subscribers.values())
+
+    def note_absent(self, segment: int) -> None:
+        """No segment will ever have this number."""
+        self._saw_segment(segment)
+        for each in self.subscribers.values():
+            each.resolve(segment, segment)
+
+    def _saw_segment(self, segment: int) -> None:
+        self.next_segment = max(self.next_segment, segment + 1)
+
+    def _apply_outcome(self, record: quiver_ack.Outcome) -> None:
+        self._saw_segment(record.last)
+        # Without its registration (damage took it) a subscriber is taken to need everything.
+        who = self.subscribers.setdefault(record.subscriber, Subscriber(record.subscriber, 0))
+        if record.outcome == "nack":
+            return
+        if record.outcome == "dropped":
+            for first, last in who.unresolved(record.first, record.last):
+                who.dropped[record.reason] += last - first + 1
+        who.resolve(record.first, record.last)

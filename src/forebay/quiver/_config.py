@@ -1,0 +1,105 @@
+"""What can be set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forebay.errors import UsageError
+from forebay.formats.quiver_wal import CODECS
+
+__all__ = ["QuiverConfig"]
+
+_RANGES = {
+    "segment_bytes": (1_024, 1 << 30),
+    "segment_open_ms": (1, 86_400_000),
+    "streams_max": (1, 10_000),
+    "wal_bytes_max": (65_536, 1 << 44),
+    "wal_file_bytes": (4_096, 1 << 32),
+    "flush_interval_ms": (0, 60_000),
+    "pending_bytes_max": (65_536, 1 << 32),
+    "size_cap_bytes": (1 << 18, 1 << 60),
+    "headroom_bytes": (0, 1 << 60),
+    "ack_file_bytes": (4_096, 1 << 30),
+    "checkpoint_interval_ms": (100, 86_400_000),
+    "maintenance_interval_ms": (1, 3_600_000),
+    "lease_ms": (1, 86_400_000),
+    "retry_base_ms": (0, 3_600_000),
+    "retry_cap_ms": (0, 86_400_000),
+    "maps_max": (1, 10_000),
+    "dead_letter_bytes_max": (0, 1 << 50),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QuiverConfig:
+    """Settings of one instance."""
+
+    segment_bytes: int = 32 * 1024 * 1024
+    """Logical bytes at which an open segment is finalized. 1 KiB to 1 GiB."""
+    segment_open_ms: int = 5_000
+    """Milliseconds from the first batch of an open segment to its finalize. 1 to a day."""
+    streams_max: int = 64
+    """Open segments at once, one per signal type and schema; the oldest is finalized for a further one."""
+    segment_codec: str = "none"
+    """`none`, `lz4` or `zstd`. Only `none` is read without copying."""
+    wal_codec: str = "none"
+    """`none`, `lz4` or `zstd`, for the bytes of the WAL."""
+    event_time_column: str = "timestamp"
+    """Column with event times for the range in the metadata: integers (nanoseconds) or Arrow timestamps."""
+    wal_bytes_max: int = 128 * 1024 * 1024
+    """Bytes of all WAL files; ingest waits for finalize above it. At least two files."""
+    wal_file_bytes: int = 16 * 1024 * 1024
+    """Bytes at which the next WAL file is begun."""
+    flush_interval_ms: int = 0
+    """Longest pause between two syncs of the WAL. 0 syncs as soon as the previous sync ends, still for all
+    who wait. It delays acknowledgements; it never lets one come early."""
+    pending_bytes_max: int = 64 * 1024 * 1024
+    """Encoded bytes that may wait for the WAL; further callers of `ingest` wait."""
+    size_cap_bytes: int = 10 * 1024 * 1024 * 1024
+    """Bytes on disk of everything in the directory."""
+    size_cap_policy: Literal["backpressure", "drop_oldest"] = "backpressure"
+    """What happens at the cap when nothing processed is left to delete."""
+    headroom_bytes: int = 0
+    """Processed segments kept on purpose, up to so many bytes."""
+    retain_ms: int | None = None
+    """Milliseconds after ingestion at which a segment goes even if nobody had it. None: never."""
+    ack_file_bytes: int = 4 * 1024 * 1024
+    """Bytes at which the next ack.log file is begun, with a checkpoint."""
+    checkpoint_interval_ms: int = 60_000
+    """Milliseconds after which a checkpoint is written if there is anything new."""
+    maintenance_interval_ms: int = 1_000
+    """Milliseconds between two passes of cleanup and retention."""
+    lease_ms: int = 60_000
+    """Milliseconds that a subscriber has for a segment before it is delivered again."""
+    retry_base_ms: int = 1_000
+    """Ceiling of the wait after the first nack, in milliseconds; it doubles with every further one."""
+    retry_cap_ms: int = 30_000
+    """Highest ceiling of that wait."""
+    maps_max: int = 64
+    """Segments kept mapped for readers at once."""
+    dead_letter_bytes_max: int = 64 * 1024 * 1024
+    """Bytes of rejected and quarantined files that are kept; the oldest go first."""
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or not low <= value <= high:
+                raise UsageError(f"{name} is {value!r}", hint=f"it is {low:,} to {high:,}")
+        for name in ("segment_codec", "wal_codec"):
+            if getattr(self, name) not in CODECS:
+                raise UsageError(f"{name} is {getattr(self, name)!r}", hint=f"one of {', '.join(CODECS)}")
+        if self.size_cap_policy not in ("backpressure", "drop_oldest"):
+            raise UsageError(
+                f"size_cap_policy is {self.size_cap_policy!r}", hint="one of backpressure, drop_oldest"
+            )
+        if self.retain_ms is not None and self.retain_ms < 1:
+            raise UsageError(f"retain_ms is {self.retain_ms}", hint="at least 1, or None")
+        if self.wal_bytes_max < 2 * self.wal_file_bytes:
+            raise UsageError("wal_bytes_max is below two WAL files", hint="raise it or lower wal_file_bytes")
+        need = self.wal_bytes_max + 2 * self.segment_bytes
+        if self.size_cap_bytes < need:
+            raise UsageError(
+                f"size_cap_bytes is {self.size_cap_bytes:,}",
+                hint=f"at least wal_bytes_max + 2 segment_bytes = {need:,}",
+            )

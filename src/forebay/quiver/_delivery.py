@@ -1,0 +1,337 @@
+"""Handing segments to subscribers: claims with leases, retries that block nobody, oldest first.
+
+**Invariant.** A segment is delivered to a subscriber until a terminal outcome for it is durable, and never
+after. What is kept in memory per subscriber is bounded by what is claimed or waits for a retry; the backlog
+itself is a number, `fresh`, the next segment never handed out.
+
+Several tasks may read for one subscriber; each claim belongs to one `Delivery`. A lease that lapses puts the
+segment back; its holder may still acknowledge it, as long as nobody else did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Self
+
+from forebay.errors import Closed, FormatError
+from forebay.formats.quiver_ack import Outcome
+from forebay.kit.clock import Clock
+from forebay.quiver._acks import Acks
+from forebay.quiver._config import QuiverConfig
+from forebay.quiver._disk import Disk
+from forebay.quiver._errors import UnknownSubscriber, from_os_error
+from forebay.quiver._finalizer import TIMER_S
+from forebay.quiver._metrics import QuiverMetrics
+from forebay.quiver._reading import SegmentReader, SegmentView
+from forebay.quiver._segment_file import SegmentInfo, segment_name
+
+__all__ = ["Deliveries", "Delivery"]
+
+
+@dataclass(slots=True)
+class _Claim:
+    until: float
+    attempt: int
+
+
+@dataclass(slots=True)
+class _Desk:
+    """What is in memory of one subscriber."""
+
+    fresh: int
+    claims: dict[int, _Claim] = field(default_factory=dict)
+    waiting: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """When a segment may be tried again, and its attempts so far."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    is_active: bool = False
+
+
+class Delivery:
+    """A segment in the hands of a subscriber. Leaving its `async with` without an outcome releases it."""
+
+    def __init__(self, deliveries: Deliveries, subscriber: str, view: SegmentView, claim: _Claim) -> None:
+        self._deliveries = deliveries
+        self._claim = claim
+        self._is_settled = False
+        self.subscriber = subscriber
+        self.view = view
+        """The segment: `view.meta`, `view.schema`, `view.batches()`, `view.table()`."""
+
+    @property
+    def segment(self) -> int:
+        """Its number."""
+        return self.view.segment
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery since the store was opened."""
+        return self._claim.attempt
+
+    async def ack(self) -> bool:
+        """Done with it. True once that is durable; False where it had a terminal outcome already."""
+        return await self._settle("ack")
+
+    async def nack(self) -> bool:
+        """Try again later, after a pause that grows. False where the claim is no longer this one's."""
+        return await self._settle("nack")
+
+    async def reject(self) -> bool:
+        """Never again: a copy goes to `dead/`, the outcome is `dropped` with the reason `rejected`."""
+        return await self._settle("dropped")
+
+    def release(self) -> None:
+        """Give it back at once, without an outcome."""
+        if not self._is_settled:
+            self._is_settled = True
+            self._deliveries.release(self.subscriber, self.segment, self._claim)
+
+    async def _settle(self, outcome: Literal["ack", "nack", "dropped"]) -> bool:
+        done = await self._deliveries.settle(self.subscriber, self.segment, self._claim, outcome)
+        self._is_settled = True
+        return done
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Deliveries:
+    """See the module."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: QuiverConfig,
+        clock: Clock,
+        randomness: random.Random,
+        acks: Acks,
+        segments: dict[int, SegmentInfo],
+        metrics: QuiverMetrics,
+    ) -> None:
+        self._disk = disk
+        self._config = config
+        self._clock = clock
+        self._random = randomness
+        self._acks = acks
+        self._segments = segments
+        self._metrics = metrics
+        self._desks: dict[str, _Desk] = {}
+        self._is_closed = False
+        self.reader = SegmentReader(disk, config.maps_max)
+        self.aside_bytes = 0
+        """Bytes in `dead/` and `quarantine/`."""
+
+    def notify(self) -> None:
+        """There may be something new for everybody."""
+        for desk in self._desks.values():
+            desk.wake.set()
+
+    def close(self) -> None:
+        """Nobody waits any longer."""
+        self._is_closed = True
+        self.notify()
+
+    def forget(self, name: str) -> None:
+        """The subscriber is gone."""
+        desk = self._desks.pop(name, None)
+        if desk is not None:
+            desk.wake.set()
+
+    def is_leased(self, segment: int) -> bool:
+        """Whether somebody works on it now."""
+        now = self._clock.monotonic()
+        return any(
+            (claim := desk.claims.get(segment)) is not None and claim.until > now
+            for desk in self._desks.values()
+        )
+
+    def is_active(self, name: str) -> bool:
+        """Whether the subscriber has asked for anything since the store was opened."""
+        desk = self._desks.get(name)
+        return desk is not None and desk.is_active
+
+    def in_flight(self, name: str) -> int:
+        """Segments under a lease."""
+        desk = self._desks.get(name)
+        return 0 if desk is None else len(desk.claims)
+
+    async def next(self, name: str, timeout_s: float | None) -> Delivery | None:
+        """The oldest segment that the subscriber needs and nobody works on; None after `timeout_s`."""
+        deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
+        while True:
+            if self._is_closed:
+                raise Closed("the store was closed", hint="open it again")
+            desk = self._desk(name)
+            desk.is_active = True
+            # Cleared before the look, so that what comes after it is not slept through.
+            desk.wake.clear()
+            found = self._take(name, desk)
+            if found is not None:
+                delivery = await self._open(name, *found)
+                if delivery is not None:
+                    return delivery
+                continue
+            now = self._clock.monotonic()
+            if deadline is not None and now >= deadline:
+                return None
+            await self._sleep(desk, deadline, now)
+
+    def _desk(self, name: str) -> _Desk:
+        state = self._acks.state.subscribers.get(name)
+        if state is None:
+            raise UnknownSubscriber(name)
+        desk = self._desks.get(name)
+        if desk is None:
+            desk = self._desks[name] = _Desk(state.high_water + 1)
+        return desk
+
+    def _take(self, name: str, desk: _Desk) -> tuple[int, _Claim] | None:
+        now = self._clock.monotonic()
+        who = self._acks.state.subscribers[name]
+        for segment, claim in list(desk.claims.items()):
+            if claim.until <= now:
+                del desk.claims[segment]
+                desk.waiting[segment] = (now, claim.attempt)
+        for each in [each for each in desk.waiting if who.is_resolved(each) or each not in self._segments]:
+            del desk.waiting[each]
+        last = self._acks.state.next_segment
+        while desk.fresh < last and (desk.fresh not in self._segments or who.is_resolved(desk.fresh)):
+            desk.fresh += 1
+        ready = [segment for segment, (at, _) in desk.waiting.items() if at <= now]
+        if desk.fresh < last:
+            ready.append(desk.fresh)
+        if not ready:
+            return None
+        segment = min(ready)
+        attempt = desk.waiting.pop(segment, (0.0, 0))[1] + 1
+        if segment == desk.fresh:
+            desk.fresh += 1
+        claim = desk.claims[segment] = _Claim(now + self._config.lease_ms / 1000, attempt)
+        return segment, claim
+
+    async def _open(self, name: str, segment: int, claim: _Claim) -> Delivery | None:
+        try:
+            view = await self.reader.open(segment)
+        except OSError:
+            self._metrics.read_errors.inc()
+            if segment in self._segments:
+                self._defer(name, segment, claim)
+            return None
+        except FormatError:
+            self._metrics.quarantined.inc()
+            await self._lose(name, segment)
+            return None
+        except BaseException:
+            self.release(name, segment, claim)
+            raise
+        if view.bad_parts:
+            self._metrics.quarantined.inc(len(view.bad_parts))
+        if len(view.bad_parts) == len(view.meta.parts):
+            await self._lose(name, segment)
+            return None
+        return Delivery(self, name, view, claim)
+
+    async def _lose(self, name: str, segment: int) -> None:
+        """Nothing of it can be read: say so, rather than deliver nothing as if it were something."""
+        await self._acks.commit([Outcome(name, segment, segment, "dropped", "lost")])
+        desk = self._desks.get(name)
+        if desk is not None:
+            desk.claims.pop(segment, None)
+
+    async def _sleep(self, desk: _Desk, deadline: float | None, now: float) -> None:
+        moments = [at for at, _ in desk.waiting.values()]
+        moments += [claim.until for claim in desk.claims.values()]
+        if deadline is not None:
+            moments.append(deadline)
+        if not moments:
+            await desk.wake.wait()
+            return
+        sleep = asyncio.ensure_future(self._clock.sleep(max(TIMER_S, min(moments) - now)))
+        wake = asyncio.ensure_future(desk.wake.wait())
+        try:
+            await asyncio.wait({sleep, wake}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (sleep, wake):
+                each.cancel()
+
+    # Outcomes.
+
+    async def settle(
+        self, name: str, segment: int, claim: _Claim, outcome: Literal["ack", "nack", "dropped"]
+    ) -> bool:
+        """Record an outcome. False where it changes nothing."""
+        who = self._acks.state.subscribers.get(name)
+        desk = self._desks.get(name)
+        if who is None or desk is None:
+            raise UnknownSubscriber(name)
+        holds = desk.claims.get(segment) is claim
+        if who.is_resolved(segment) or (outcome == "nack" and not holds):
+            if holds:
+                del desk.claims[segment]
+            return False
+        if outcome == "dropped":
+            await self._keep_dead(name, segment)
+        reason: Literal["", "rejected"] = "rejected" if outcome == "dropped" else ""
+        await self._acks.commit([Outcome(name, segment, segment, outcome, reason)])
+        self._metrics.outcomes.labels(name, outcome).inc()
+        if outcome == "nack":
+            self._defer(name, segment, claim)
+        elif desk.claims.get(segment) is claim:
+            del desk.claims[segment]
+        return True
+
+    def release(self, name: str, segment: int, claim: _Claim) -> None:
+        """Back to the front, at once."""
+        desk = self._desks.get(name)
+        if desk is not None and desk.claims.get(segment) is claim:
+            del desk.claims[segment]
+            desk.waiting[segment] = (self._clock.monotonic(), claim.attempt)
+            desk.wake.set()
+
+    def _defer(self, name: str, segment: int, claim: _Claim) -> None:
+        desk = self._desks.get(name)
+        if desk is None or desk.claims.get(segment) is not claim:
+            return
+        del desk.claims[segment]
+        ceiling = min(self._config.retry_cap_ms, self._config.retry_base_ms << min(claim.attempt - 1, 30))
+        # Half of it at least, so that a destination that is down is not asked at once again.
+        wait = self._random.uniform(ceiling / 2, ceiling) / 1000
+        desk.waiting[segment] = (self._clock.monotonic() + wait, claim.attempt)
+        desk.wake.set()
+
+    async def _keep_dead(self, name: str, segment: int) -> None:
+        """A copy for whoever wants to look at it; the oldest copies make room."""
+        target = f"dead/{segment:016d}.{name}.arrow"
+        limit = self._config.dead_letter_bytes_max
+
+        def work() -> int:
+            data = self._disk.read(segment_name(segment))
+            kept = [(each, size) for each, size in self._disk.list("dead") if f"dead/{each}" != target]
+            total = sum(size for _, size in kept)
+            while kept and total + len(data) > limit:
+                each, size = kept.pop(0)
+                self._disk.remove(f"dead/{each}")
+                total -= size
+            self._disk.remove(target)
+            if len(data) <= limit:
+                file = self._disk.open(target, create=True)
+                try:
+                    file.write(0, [data])
+                    file.sync()
+                finally:
+                    file.close()
+                total += len(data)
+            self._disk.sync_directory("dead")
+            return total + sum(size for _, size in self._disk.list("quarantine"))
+
+        try:
+            self.aside_bytes = await self._disk.run("reads", work)
+        except OSError as error:
+            raise from_os_error("keeping a rejected segment", error) from error

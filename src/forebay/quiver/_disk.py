@@ -1,0 +1,98 @@
+"""The seam between Quiver and a file system.
+
+Quiver is the one engine that lives on local files, so it has a seam of its own in the place where others have
+an object store. Operations are plain functions, because a write path is a short row of them; what may block
+is put together into one function and handed to `Disk.run`, which has a thread for each *lane* (`wal`, `ack`,
+`segments`, `reads`), so that a slow segment never delays an acknowledgement. Work of one lane runs in order.
+A simulated disk runs the same functions in place, at a moment of its own choosing, and may lose what was not
+synced, tear it, fill up, or stop at any operation.
+
+Names are relative to the root and use `/`. Every operation may raise `OSError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+__all__ = ["Disk", "DiskFile", "Lane", "Piece"]
+
+T = TypeVar("T")
+Lane: TypeAlias = Literal["wal", "ack", "segments", "reads"]
+Piece: TypeAlias = bytes | memoryview
+
+
+class DiskFile(Protocol):
+    """A file open for writing. Positions are explicit, so that a failed write can be written over."""
+
+    def write(self, offset: int, pieces: Sequence[Piece]) -> None:
+        """Write all of it, or raise; after an error any part may have been written."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file."""
+        ...
+
+    def sync(self) -> None:
+        """Return once data and size are durable (fdatasync)."""
+        ...
+
+    def close(self) -> None:
+        """Close without syncing."""
+        ...
+
+
+class Disk(Protocol):
+    """A directory."""
+
+    def open(self, name: str, *, create: bool = False) -> DiskFile:
+        """Open for writing. `create` makes a new file and refuses an old one."""
+        ...
+
+    def read(self, name: str) -> memoryview:
+        """The whole file, mapped and not copied. Stays valid when the file is removed."""
+        ...
+
+    def read_range(self, name: str, offset: int, size: int) -> bytes:
+        """A copy of some bytes; fewer at the end of the file."""
+        ...
+
+    def list(self, directory: str) -> list[tuple[str, int]]:
+        """Names and sizes of the files in a directory, sorted. A missing directory is an error."""
+        ...
+
+    def make_directory(self, directory: str) -> None:
+        """Make a directory that may be there already."""
+        ...
+
+    def sync_directory(self, directory: str) -> None:
+        """Return once names made, renamed and removed in it are durable."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Move a file over another name."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file. No error if it is gone."""
+        ...
+
+    def protect(self, name: str) -> None:
+        """Mark a finished file read-only where the file system can; otherwise nothing."""
+        ...
+
+    def lock(self) -> None:
+        """Keep every other process off the directory. Raises `BlockingIOError` where one has it."""
+        ...
+
+    def unlock(self) -> None:
+        """Let others in."""
+        ...
+
+    async def run(self, lane: Lane, work: Callable[[], T]) -> T:
+        """Do blocking work in a lane, behind what was given to it before."""
+        ...
+
+    async def close(self) -> None:
+        """End the lanes. Work under way is finished."""
+        ...

@@ -1,0 +1,223 @@
+"""Open segments, and the task that turns them into files.
+
+**Invariant.** A durable batch is, at every moment, in at least one of: the WAL, a durable and registered
+segment. Its WAL entry is *covered* only after the segment that holds it is registered. What is frozen stays
+reachable in memory until then.
+
+**Failures.** A segment that cannot be written goes to the end of the queue and is tried again after a pause,
+under a new number; others overtake it. Nothing is forgotten: its entries stay uncovered, so the WAL keeps
+them. Segments are finalized for four reasons and no other: size, age, shutdown, pressure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from forebay.errors import ForebayError
+from forebay.formats.quiver_segment import SegmentMeta
+from forebay.kit.clock import Clock
+from forebay.quiver import _segment_file
+from forebay.quiver._config import QuiverConfig
+from forebay.quiver._disk import Disk
+from forebay.quiver._errors import from_os_error
+from forebay.quiver._segment_file import SOURCES_MAX, Batch, Built, SegmentInfo
+
+__all__ = ["TIMER_S", "Finalizer", "Frozen"]
+
+TIMER_S: Final = 0.001
+"""Shortest sleep of a timer. A shorter one may end before the clock has moved, and spin."""
+RETRY_S: Final = 0.5
+"""Seconds before a segment that could not be written is tried again."""
+
+
+@dataclass(slots=True)
+class Frozen:
+    """An open segment, or one that waits to be written."""
+
+    signal: str
+    schema_hash: bytes
+    opened_at: float
+    batches: list[Batch] = field(default_factory=list)
+    bytes: int = 0
+
+
+class Finalizer:
+    """See the module. `register` hears of each durable segment; `skipped` of numbers that became none."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: QuiverConfig,
+        clock: Clock,
+        *,
+        next_segment: int,
+        register: Callable[[SegmentInfo], None],
+        skipped: Callable[[int], None],
+        on_write: Callable[[float, bool], None],
+    ) -> None:
+        self._disk = disk
+        self._config = config
+        self._clock = clock
+        self._register = register
+        self._skipped = skipped
+        self._on_write = on_write
+        self._open: dict[tuple[str, bytes], Frozen] = {}
+        self._queue: deque[Frozen] = deque()
+        self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._writing = False
+        self.next_segment = next_segment
+        self.problem: ForebayError | None = None
+        """Why the last attempt failed; None once one succeeds."""
+        self.bytes = 0
+        """Logical bytes that are in no file yet."""
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._task = asyncio.create_task(self._run())
+
+    def add(self, signal: str, schema_hash: bytes, batch: Batch) -> None:
+        """A durable batch joins the open segment of its kind."""
+        key = (signal, schema_hash)
+        segment = self._open.get(key)
+        if segment is None:
+            if len(self._open) >= self._config.streams_max:
+                self._freeze(next(iter(self._open)))
+            segment = self._open[key] = Frozen(signal, schema_hash, self._clock.monotonic())
+            self._wake.set()
+        segment.batches.append(batch)
+        size = batch.batch.nbytes
+        segment.bytes += size
+        self.bytes += size
+        if segment.bytes >= self._config.segment_bytes or len(segment.batches) >= SOURCES_MAX:
+            self._freeze(key)
+
+    def freeze_all(self) -> None:
+        """Shutdown, flush or pressure: let everything that is open be written now."""
+        for key in list(self._open):
+            self._freeze(key)
+
+    async def settled(self) -> None:
+        """Wait until everything frozen so far is written, or an attempt has failed. Raises its error."""
+        while self._queue or self._writing:
+            if self.problem is not None:
+                raise self.problem
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def changed(self) -> None:
+        """Wait for the next attempt to end."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._queue) or self._writing
+
+    async def stop(self) -> None:
+        """End the task. What is not written is in the WAL."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+
+    def _freeze(self, key: tuple[str, bytes]) -> None:
+        self._queue.append(self._open.pop(key))
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._freeze_aged()
+            if self._queue:
+                await self._finalize(self._queue.popleft())
+                continue
+            await self._wait()
+
+    def _freeze_aged(self) -> None:
+        limit = self._clock.monotonic() - self._config.segment_open_ms / 1000
+        for key, segment in list(self._open.items()):
+            if segment.opened_at <= limit:
+                self._freeze(key)
+
+    async def _wait(self) -> None:
+        """Until something is frozen, or the oldest open segment comes of age."""
+        self._wake.clear()
+        if not self._open:
+            await self._wake.wait()
+            return
+        oldest = min(each.opened_at for each in self._open.values())
+        due = oldest + self._config.segment_open_ms / 1000 - self._clock.monotonic()
+        sleep = asyncio.ensure_future(self._clock.sleep(max(due, TIMER_S)))
+        wake = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({sleep, wake}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (sleep, wake):
+                each.cancel()
+
+    async def _finalize(self, segment: Frozen) -> None:
+        self._writing = True
+        began = self._clock.monotonic()
+        try:
+            await self._write(segment)
+            self.problem = None
+        except (OSError, ForebayError, pa.ArrowException) as error:
+            self.problem = error if isinstance(error, ForebayError) else _told(error)
+            self._queue.append(segment)
+        finally:
+            self._writing = False
+        self._on_write(self._clock.monotonic() - began, self.problem is None)
+        self._changed.set()
+        if self.problem is not None:
+            await self._clock.sleep(RETRY_S)
+
+    async def _write(self, segment: Frozen) -> None:
+        template = SegmentMeta(
+            segment=self.next_segment,
+            entries=[],
+            signal=segment.signal,
+            schema_hash=segment.schema_hash,
+            rows=0,
+            codec=self._config.segment_codec,
+            raw_bytes=0,
+            ingested_ms=(0, 0),
+            sources=[],
+            contexts=[],
+            parts=[],
+        )
+        batches = list(segment.batches)
+        built = await self._disk.run(
+            "segments",
+            lambda: _segment_file.build(
+                batches, template=template, event_time_column=self._config.event_time_column
+            ),
+        )
+        for each in built:
+            await self._write_one(segment, each)
+
+    async def _write_one(self, segment: Frozen, built: Built) -> None:
+        number = built.meta.segment
+        self.next_segment = number + 1
+        try:
+            info = await self._disk.run("segments", lambda: _segment_file.write(self._disk, built))
+        except Exception:
+            self._skipped(number)
+            raise
+        segment.batches = segment.batches[len(built.batches) :]
+        segment.bytes -= info.raw_bytes
+        self.bytes -= info.raw_bytes
+        self._register(info)
+
+
+def _told(error: Exception) -> ForebayError:
+    if isinstance(error, OSError):
+        return from_os_error("writing a segment", error)
+    return ForebayError(f"a segment cannot be encoded: {error}", hint="look at the schema of the batches")

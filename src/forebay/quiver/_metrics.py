@@ -1,0 +1,58 @@
+"""What Quiver counts. Names of the design where it gives one."""
+
+from __future__ import annotations
+
+from forebay.kit.metrics import MetricsRegistry
+
+__all__ = ["QuiverMetrics"]
+
+
+class QuiverMetrics:
+    """The families of one instance."""
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        counter, gauge, histogram = registry.counter, registry.gauge, registry.histogram
+        self.batches = counter("quiver.ingest.batches_total", "Batches made durable")
+        self.rows = counter("quiver.ingest.rows_total", "Rows in them", ("signal",))
+        self.throttled = counter("quiver.ingest.throttle_total", "Batches refused at the size cap")
+        self.unsynced_bytes = gauge("quiver.wal.unsynced_bytes", "Bytes that wait for a sync")
+        self.unsynced_age = gauge("quiver.wal.unsynced_age_seconds", "Age of the oldest of them")
+        self.wal_bytes = gauge("quiver.wal.bytes", "Bytes of the WAL files")
+        self.fsync_seconds = histogram("quiver.wal.fsync_seconds", "Write and sync of one group")
+        self.group_size = histogram(
+            "quiver.wal.group_size", "Batches in one group", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
+        )
+        self.replayed = counter("quiver.wal.replayed_entries_total", "WAL entries replayed at opening")
+        self.open_bytes = gauge("quiver.open_segment.bytes", "Logical bytes that are in no segment yet")
+        self.finalize_seconds = histogram("quiver.segment.finalize_seconds", "Writing of one segment")
+        self.finalize_failures = counter("quiver.segment.finalize_failures_total", "Attempts that failed")
+        self.quarantined = counter("quiver.segment.quarantined_total", "Segments or parts that are damaged")
+        self.damaged = counter("quiver.recovery.damaged_total", "Damage found at opening", ("kind",))
+        self.segment_dropped = counter("quiver.segment.dropped_total", "Segments dropped before all had them")
+        self.evictions = counter("quiver.gc.evictions_total", "Segments deleted", ("reason",))
+        self.emergencies = counter(
+            "quiver.retention.size_emergency_total", "Times the cap forced unprocessed data out"
+        )
+        self.delete_failures = counter("quiver.gc.delete_failures_total", "Deletions to be tried again")
+        self.ack_bytes = gauge("quiver.acklog.bytes", "Bytes of ack.log and its checkpoints")
+        self.ack_records = gauge("quiver.acklog.records_since_checkpoint", "Records a replay would read")
+        self.checkpoint_age = gauge("quiver.acklog.checkpoint_age_seconds", "Age of the last checkpoint")
+        labels = ("subscriber",)
+        self.dropped = counter("quiver.subscriber.dropped_segments_total", "Segments it never got", labels)
+        self.outcomes = counter(
+            "quiver.subscriber.outcomes_total", "Outcomes by kind", ("subscriber", "outcome")
+        )
+        self.lag = gauge("quiver.subscriber.lag_segments", "Segments it has not resolved", labels)
+        self.oldest_pending = gauge(
+            "quiver.subscriber.oldest_pending_age_seconds", "Age of the oldest of them", labels
+        )
+        self.gap_set = gauge("quiver.subscriber.gap_set_size", "Segments resolved above a hole", labels)
+        self.orphaned = gauge(
+            "quiver.subscriber.orphaned_pinned_bytes", "Bytes pinned by one that never reads", labels
+        )
+        self.in_flight = gauge("quiver.subscriber.in_flight", "Segments under a lease", labels)
+        self.read_errors = counter("quiver.read.errors_total", "Reads of a segment that failed")
+        self.disk_actual = gauge("quiver.disk.bytes_actual", "Bytes of all files, as listed")
+        self.disk_accounted = gauge("quiver.disk.bytes_accounted", "Bytes of all files, as counted")
+        self.cap_fraction = gauge("quiver.core.cap_fraction", "Share of the size cap in use")
+        self.clock_jumps = counter("quiver.clock.jump_total", "Steps of the wall clock that paused expiry")

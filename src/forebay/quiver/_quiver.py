@@ -1,0 +1,450 @@
+"""Quiver: an Arrow buffer on local disk, between producers and any number of subscribers.
+
+**Write path.** Encode once; append to the WAL with everybody else who waits; one sync; the batch joins the
+open segment of its signal type and schema; the caller hears that it is durable. Size, age, pressure or
+shutdown turn open segments into immutable Arrow files, off the path of the callers. Subscribers get whole
+segments and say ack, nack or reject; a segment goes when the last of them is done with it.
+
+**What an acknowledgement means**: a finished `fdatasync` covers the batch. Nothing is delivered before its
+segment is durable too.
+
+Layout of the directory: `wal/` and `ack/` (numbered logs, checkpoints), `segments/` (Arrow files), `dead/`
+(rejected segments), `quarantine/` (damaged bytes), `lock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from forebay.errors import Closed, ForebayError, UsageError
+from forebay.formats import quiver_ack, quiver_wal
+from forebay.formats.quiver_ack import Dropped, Finalized, Outcome, Record, Register, Unregister
+from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, WAL_MAGIC
+from forebay.formats.quiver_wal import Entry
+from forebay.kit.clock import Clock, SystemClock
+from forebay.kit.metrics import MetricsRegistry
+from forebay.quiver._acks import Acks
+from forebay.quiver._config import QuiverConfig
+from forebay.quiver._delivery import Deliveries, Delivery
+from forebay.quiver._disk import Disk
+from forebay.quiver._errors import DirectoryInUse, from_os_error
+from forebay.quiver._finalizer import Finalizer
+from forebay.quiver._group_log import GroupLog, Item, LogSettings
+from forebay.quiver._local_disk import LocalDisk
+from forebay.quiver._metrics import QuiverMetrics
+from forebay.quiver._recovery import DIRECTORIES, ENTRY_TYPE, Recovered, recover
+from forebay.quiver._report import RecoveryReport
+from forebay.quiver._retention import Parts, Retention
+from forebay.quiver._segment_file import Batch, SegmentInfo
+from forebay.quiver._stats import QuiverStats, collect
+
+__all__ = ["Quiver", "Receipt"]
+
+_log = logging.getLogger(__name__)
+_SCHEMAS_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A batch that is durable."""
+
+    sequence: int
+    """Its place in the WAL."""
+    ingested_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    signal: str
+    fingerprint: bytes
+    batch: Batch
+
+
+class Quiver:
+    """An instance on a directory. Open it with `async with`, or with `open` and `close`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Disk,
+        config: QuiverConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        randomness: random.Random | None = None,
+        metrics: MetricsRegistry | None = None,
+    ) -> None:
+        self._disk: Disk = LocalDisk(path) if isinstance(path, str | os.PathLike) else path
+        self._config = config or QuiverConfig()
+        self._clock = clock or SystemClock()
+        self._random = randomness or random.SystemRandom()
+        self._metrics = QuiverMetrics(metrics or MetricsRegistry())
+        self._fingerprints: dict[pa.Schema, bytes] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_open = False
+        self._trim_wanted = asyncio.Event()
+        self.report = RecoveryReport()
+        """What the last `open` found."""
+
+    # Opening and closing.
+
+    async def open(self) -> Self:
+        """Lock the directory, recover what is in it, and begin. Raises `DirectoryInUse`."""
+        if self._is_open:
+            raise UsageError("the store is open already", hint="open it once")
+        try:
+            self._disk.make_directory("")
+            self._disk.lock()
+        except BlockingIOError as error:
+            await self._disk.close()
+            raise DirectoryInUse("the directory") from error
+        except OSError as error:
+            await self._disk.close()
+            raise from_os_error("opening the directory", error) from error
+        try:
+            found = await self._disk.run("segments", self._read)
+            await self._begin(found)
+        except BaseException as error:
+            self._disk.unlock()
+            await self._disk.close()
+            if isinstance(error, OSError):
+                raise from_os_error("reading the directory", error) from error
+            raise
+        return self
+
+    def _read(self) -> Recovered:
+        for directory in DIRECTORIES:
+            self._disk.make_directory(directory)
+        return recover(self._disk)
+
+    async def _begin(self, found: Recovered) -> None:
+        config, clock, state = self._config, self._clock, found.state
+        self.report = found.report
+        self._segments = dict(sorted(found.segments.items()))
+        self._acks = Acks(self._disk, config, clock, state, self._applied)
+        self._wal = GroupLog(
+            self._disk,
+            LogSettings("wal", "wal", "wal", WAL_MAGIC, config.wal_file_bytes, config.flush_interval_ms),
+            clock,
+            on_durable=self._durable,
+            on_sync=self._synced,
+        )
+        self._finalizer = Finalizer(
+            self._disk,
+            config,
+            clock,
+            next_segment=state.next_segment,
+            register=self._register,
+            skipped=self._skipped,
+            on_write=self._written,
+        )
+        self._deliveries = Deliveries(
+            self._disk, config, clock, self._random, self._acks, self._segments, self._metrics
+        )
+        self._deliveries.aside_bytes = found.aside_bytes
+        self._retention = Retention(
+            Parts(
+                self._disk,
+                config,
+                clock,
+                self._metrics,
+                self._wal,
+                self._acks,
+                self._finalizer,
+                self._deliveries,
+                self._segments,
+            )
+        )
+        self._acks.start(
+            found.ack_files,
+            found.next_ack_generation,
+            found.next_ack_sequence,
+            found.checkpoints,
+            found.next_checkpoint,
+        )
+        self._wal.start(found.wal_files, found.next_wal_generation, state.next_entry)
+        self._is_open = True
+        await self._settle_recovery(found)
+        self._finalizer.start()
+        self._tasks = [
+            asyncio.create_task(self._maintain_forever()),
+            asyncio.create_task(self._trim_forever()),
+        ]
+
+    async def _settle_recovery(self, found: Recovered) -> None:
+        """Bring `ack.log` up to date with what was found, then put the WAL's entries back."""
+        for record in found.unrecorded:
+            self._acks.finalized(record)
+        lost: list[Record] = []
+        for number in found.report.segments_lost:
+            lost.extend(
+                Outcome(who.name, number, number, "dropped", "lost")
+                for who in found.state.subscribers.values()
+                if not who.is_resolved(number)
+            )
+            lost.append(Dropped(number, "lost", 0, 0))
+        # On a full disk these wait for the next opening; nothing depends on them.
+        with contextlib.suppress(ForebayError):
+            await self._acks.commit(lost)
+        self._retention.judge_all()
+        for each in found.replay:
+            entry = each.entry
+            batch = Batch(each.sequence, each.time_ms, entry.batch, dict(entry.context))
+            self._finalizer.add(entry.signal, entry.fingerprint, batch)
+        report = found.report
+        self._metrics.replayed.inc(report.entries_replayed)
+        for kind in ("damaged_ranges", "segments_quarantined", "checkpoints_damaged", "unknown_frames"):
+            self._metrics.damaged.labels(kind).inc(getattr(report, kind))
+        if not report.is_clean:
+            _log.warning("quiver.recovery.damaged: %s", report)
+
+    async def close(self) -> None:
+        """Finalize what is open, write a checkpoint, let the directory go. What fails is in the WAL."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            with contextlib.suppress(ForebayError):
+                await self._wal.drained()
+                self._finalizer.freeze_all()
+                await self._finalizer.settled()
+                await self._retention.run()
+                await self._acks.record_finalized()
+                await self._acks.checkpoint()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            await self._finalizer.stop()
+            await self._wal.close()
+            await self._acks.log.close()
+            self._deliveries.close()
+            self._disk.unlock()
+            await self._disk.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Producers.
+
+    async def ingest(
+        self, batch: pa.RecordBatch, *, signal: str = "logs", context: Mapping[str, str] | None = None
+    ) -> Receipt:
+        """Return once the batch is durable.
+
+        Raises `QuiverFull` at the size cap, `StorageFull` on a full disk, `QuiverFailed` after a failed sync:
+        all certainly not done. `OutcomeUnknown` only where the sync of this very batch failed.
+        """
+        self._check_open()
+        await self._wal.has_room(self._config.pending_bytes_max)
+        entry = Entry(batch, signal, context or {}, self._fingerprint(batch.schema))
+        body = quiver_wal.encode(entry, self._config.wal_codec)
+        need = max(len(body), batch.nbytes) + FRAME_OVERHEAD_BYTES
+        await self._retention.admit(need)
+        await self._admit_to_wal(len(body) + FRAME_OVERHEAD_BYTES)
+        now_ms = self._clock.now_ms()
+        held = Batch(0, now_ms, self._held(batch, body), dict(entry.context))
+        item = self._wal.append(
+            ENTRY_TYPE, now_ms * 1_000_000, body, _Payload(signal, entry.fingerprint, held)
+        )
+        await asyncio.shield(item.done)
+        return Receipt(item.sequence, now_ms)
+
+    async def flush(self) -> None:
+        """Finalize everything ingested so far; return once it is in segments. Raises what prevents it."""
+        self._check_open()
+        await self._wal.drained()
+        self._finalizer.freeze_all()
+        await self._finalizer.settled()
+
+    def _held(self, batch: pa.RecordBatch, body: bytes) -> pa.RecordBatch:
+        """The batch to keep in memory: not a slice that holds on to a parent many times its size."""
+        if batch.get_total_buffer_size() <= 2 * batch.nbytes + 65_536:
+            return batch
+        return quiver_wal.decode(body).batch
+
+    def _fingerprint(self, schema: pa.Schema) -> bytes:
+        found = self._fingerprints.get(schema)
+        if found is None or schema.metadata is not None:
+            # Schemas that differ in metadata alone are equal to Python, and different to us.
+            found = quiver_wal.fingerprint(schema)
+            if len(self._fingerprints) >= _SCHEMAS_KEPT:
+                self._fingerprints.clear()
+            if schema.metadata is None:
+                self._fingerprints[schema] = found
+        return found
+
+    async def _admit_to_wal(self, more: int) -> None:
+        """Wait while the WAL is full of what is not in segments yet."""
+        while self._wal.bytes + self._wal.pending_bytes + more > self._config.wal_bytes_max:
+            await self._retention.trim()
+            if self._wal.bytes + self._wal.pending_bytes + more <= self._config.wal_bytes_max:
+                return
+            if self._finalizer.problem is not None:
+                raise self._finalizer.problem
+            await self._wal.drained()
+            self._finalizer.freeze_all()
+            if not self._finalizer.is_busy:
+                return
+            await self._finalizer.changed()
+            self._check_open()
+
+    def _durable(self, group: list[Item]) -> None:
+        rows: dict[str, int] = {}
+        for item in group:
+            payload: _Payload = item.payload
+            batch = payload.batch
+            self._finalizer.add(
+                payload.signal,
+                payload.fingerprint,
+                Batch(item.sequence, batch.time_ms, batch.batch, batch.context),
+            )
+            rows[payload.signal] = rows.get(payload.signal, 0) + batch.batch.num_rows
+        self._metrics.batches.inc(len(group))
+        for signal, count in rows.items():
+            self._metrics.rows.labels(signal).inc(count)
+
+    def _synced(self, group: int, seconds: float) -> None:
+        self._metrics.fsync_seconds.observe(seconds)
+        self._metrics.group_size.observe(group)
+
+    # Segments.
+
+    def _register(self, info: SegmentInfo) -> None:
+        self._segments[info.segment] = info
+        self._acks.finalized(Finalized(info.segment, info.entries))
+        self._retention.registered(info)
+        self._deliveries.notify()
+        self._trim_wanted.set()
+
+    def _skipped(self, number: int) -> None:
+        self._acks.state.note_absent(number)
+
+    def _written(self, seconds: float, ok: bool) -> None:
+        self._metrics.finalize_seconds.observe(seconds)
+        if not ok:
+            self._metrics.finalize_failures.inc()
+            _log.warning("quiver.segment.finalize_failed: %s", self._finalizer.problem)
+
+    def _applied(self, record: Record) -> None:
+        self._retention.judge(record)
+        self._trim_wanted.set()
+
+    # Subscribers.
+
+    async def register(self, name: str, start: str | int = "earliest") -> None:
+        """Add a subscriber, durably. One that is there keeps its position.
+
+        `earliest` begins with the oldest segment there is, `latest` with the next one to be finalized, a
+        number with that segment.
+        """
+        self._check_open()
+        quiver_ack.check_subscriber(name)
+        if name in self._acks.state.subscribers:
+            return
+        oldest = min(self._segments, default=self._finalizer.next_segment)
+        # When damage took acknowledgements, this may be a subscriber that was there before: skip nothing.
+        if start == "earliest" or self.report.redelivery_possible:
+            after = oldest - 1
+        elif start == "latest":
+            after = self._finalizer.next_segment - 1
+        elif isinstance(start, str) or start < 1:
+            raise UsageError(f"start is {start!r}", hint="earliest, latest, or the number of a segment")
+        else:
+            after = min(max(start, oldest), self._finalizer.next_segment) - 1
+        await self._acks.commit([Register(name, after)])
+
+    async def unregister(self, name: str) -> bool:
+        """Remove a subscriber, durably: it pins nothing any more. False where there is none."""
+        self._check_open()
+        if name not in self._acks.state.subscribers:
+            return False
+        await self._acks.commit([Unregister(name)])
+        self._deliveries.forget(name)
+        return True
+
+    async def next(self, name: str, timeout_s: float | None = None) -> Delivery | None:
+        """The next segment for a subscriber, or None after `timeout_s`. None waits for ever."""
+        self._check_open()
+        return await self._deliveries.next(name, timeout_s)
+
+    # Maintenance.
+
+    async def maintain(self) -> None:
+        """One pass of cleanup, retention and checkpoints. It also happens by itself."""
+        self._check_open()
+        await self._acks.record_finalized()
+        await self._retention.run()
+        if self._acks.is_due():
+            await self._acks.checkpoint()
+
+    def stats(self) -> QuiverStats:
+        """What is in the store now."""
+        self._check_open()
+        return collect(
+            self._segments,
+            self._acks,
+            self._wal,
+            self._finalizer,
+            self._deliveries,
+            self._retention.used_bytes,
+            self._clock.now_ms(),
+        )
+
+    async def _maintain_forever(self) -> None:
+        while True:
+            await self._clock.sleep(self._config.maintenance_interval_ms / 1000)
+            await self._guarded(self.maintain())
+            self._gauge()
+
+    async def _trim_forever(self) -> None:
+        """Give space back soon after a finalize or an acknowledgement, without waiting for the timer."""
+        while True:
+            await self._trim_wanted.wait()
+            self._trim_wanted.clear()
+            await self._guarded(self._retention.run())
+
+    async def _guarded(self, work: object) -> None:
+        try:
+            await work  # type: ignore[misc]
+        except (ForebayError, OSError) as error:
+            _log.warning("quiver.maintenance.failed: %s", error)
+
+    def _gauge(self) -> None:
+        if not self._is_open:
+            return
+        metrics, stats = self._metrics, self.stats()
+        metrics.unsynced_bytes.set(self._wal.pending_bytes)
+        oldest = self._wal.oldest_pending_at
+        metrics.unsynced_age.set(0 if oldest is None else self._clock.monotonic() - oldest)
+        metrics.wal_bytes.set(stats.wal_bytes)
+        metrics.open_bytes.set(stats.open_bytes)
+        metrics.ack_bytes.set(stats.ack_bytes)
+        metrics.ack_records.set(self._acks.records_since_checkpoint)
+        metrics.checkpoint_age.set(self._acks.checkpoint_age_s)
+        metrics.disk_accounted.set(stats.used_bytes)
+        metrics.cap_fraction.set(stats.used_bytes / self._config.size_cap_bytes)
+        for each in stats.subscribers:
+            metrics.lag.labels(each.name).set(each.lag_segments)
+            metrics.oldest_pending.labels(each.name).set(each.oldest_pending_ms / 1000)
+            metrics.gap_set.labels(each.name).set(each.gap_set_size)
+            metrics.in_flight.labels(each.name).set(each.in_flight)
+            metrics.orphaned.labels(each.name).set(0 if each.is_active else each.pinned_bytes)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise Closed("the store is not open", hint="use it inside async with, or call open first")

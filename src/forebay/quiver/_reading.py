@@ -1,0 +1,91 @@
+"""Finished segments as readers see them: mapped, checked once, and not copied.
+
+A bounded number of segments stays mapped. Each part is compared with its checksum at the first read; parts
+that fail are left out and counted, the others are handed out. With dictionaries the first part holds their
+values, so damage there takes the whole segment.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from forebay.errors import FormatError
+from forebay.formats import Corrupt, quiver_segment
+from forebay.formats.quiver_segment import SegmentMeta
+from forebay.quiver._disk import Disk
+from forebay.quiver._segment_file import _has_dictionary, segment_name
+
+__all__ = ["SegmentReader", "SegmentView"]
+
+
+class SegmentView:
+    """A segment that can be read. It stays readable while it is held, even when its file is gone."""
+
+    def __init__(self, data: memoryview, *, check: bool = True) -> None:
+        self.meta: SegmentMeta = quiver_segment.decode_meta(data, len(data))
+        """What the segment says of itself."""
+        self.bad_parts: list[int] = []
+        """Record batches whose checksum does not match."""
+        if check:
+            for index, part in enumerate(self.meta.parts):
+                try:
+                    quiver_segment.check_part(data, part)
+                except Corrupt:
+                    self.bad_parts.append(index)
+        self._file = pa.ipc.open_file(pa.py_buffer(data))
+        if 0 in self.bad_parts and any(_has_dictionary(each.type) for each in self._file.schema):
+            self.bad_parts = list(range(len(self.meta.parts)))
+
+    @property
+    def segment(self) -> int:
+        """Its number."""
+        return self.meta.segment
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of its batches."""
+        return self._file.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The record batches, without those that are damaged."""
+        for index in range(len(self.meta.parts)):
+            if index not in self.bad_parts:
+                yield self._file.get_batch(index)
+
+    def table(self) -> pa.Table:
+        """All batches as one table."""
+        return pa.Table.from_batches(self.batches(), self._file.schema)
+
+
+class SegmentReader:
+    """Opens segments, and keeps the last ones open."""
+
+    def __init__(self, disk: Disk, maps_max: int) -> None:
+        self._disk = disk
+        self._maps_max = maps_max
+        self._views: OrderedDict[int, SegmentView] = OrderedDict()
+
+    async def open(self, segment: int) -> SegmentView:
+        """Raises `OSError` or `FormatError`."""
+        view = self._views.get(segment)
+        if view is None:
+            view = await self._disk.run("reads", lambda: self._load(segment))
+            self._views[segment] = view
+            while len(self._views) > self._maps_max:
+                self._views.popitem(last=False)
+        else:
+            self._views.move_to_end(segment)
+        return view
+
+    def forget(self, segment: int) -> None:
+        """Let go of a segment that is deleted."""
+        self._views.pop(segment, None)
+
+    def _load(self, segment: int) -> SegmentView:
+        try:
+            return SegmentView(self._disk.read(segment_name(segment)))
+        except pa.ArrowException as error:
+            raise FormatError(f"segment {segment}: {error}", hint="it is damaged") from error

@@ -1,0 +1,306 @@
+"""Opening a directory: read everything, decide what is true, refuse nothing that a crash can leave.
+
+Order: newest valid checkpoint; `ack.log` behind it; footers of all segments; reconcile; sequence floors; WAL.
+
+**Rules.** A number is never given out twice: floors are above everything any file speaks of. A WAL entry is
+replayed unless a durable segment has it, or had it when it was deleted. A segment that should be there and is
+not is lost, and said to be; one that nobody speaks of is delivered, unless all its entries are in others,
+which is what a deletion or a failed write leaves when it is cut short. Damage to what subscribers did means
+redelivery, never a skipped segment. Damaged bytes are put aside under `quarantine/`.
+
+A directory that cannot be *read* is an error: an empty store would hide the data and reuse its numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass, field
+
+from forebay.errors import FormatError
+from forebay.formats import Corrupt, quiver_ack, quiver_wal
+from forebay.formats.quiver_ack import Finalized, Record
+from forebay.formats.quiver_frame import (
+    ACK_MAGIC,
+    FILE_HEADER_BYTES,
+    WAL_MAGIC,
+    Damage,
+    FileHeader,
+    Frame,
+    decode_file_header,
+    scan,
+)
+from forebay.quiver._ack_state import AckState
+from forebay.quiver._acks import RECORD_TYPE, CheckpointFile
+from forebay.quiver._disk import Disk
+from forebay.quiver._group_log import LogFile, file_name, generation_of
+from forebay.quiver._report import RecoveryReport
+from forebay.quiver._runs import RunSet
+from forebay.quiver._segment_file import SegmentInfo, info_of, read_meta, segment_name
+
+__all__ = ["DIRECTORIES", "ENTRY_TYPE", "Recovered", "ReplayEntry", "recover"]
+
+DIRECTORIES = ("wal", "ack", "segments", "quarantine", "dead")
+ENTRY_TYPE = 1
+"""Frame type of a batch in the WAL."""
+_QUARANTINED = re.compile(r"segment-(\d{16})\.arrow")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayEntry:
+    """A WAL entry that no segment has."""
+
+    sequence: int
+    time_ms: int
+    entry: quiver_wal.Entry
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What was found."""
+
+    state: AckState = field(default_factory=AckState)
+    report: RecoveryReport = field(default_factory=RecoveryReport)
+    segments: dict[int, SegmentInfo] = field(default_factory=dict)
+    unrecorded: list[Finalized] = field(default_factory=list)
+    """Segments that `ack.log` does not know yet."""
+    checkpoints: list[CheckpointFile] = field(default_factory=list)
+    next_checkpoint: int = 1
+    ack_files: list[LogFile] = field(default_factory=list)
+    wal_files: list[LogFile] = field(default_factory=list)
+    next_ack_generation: int = 1
+    next_ack_sequence: int = 1
+    next_wal_generation: int = 1
+    replay: list[ReplayEntry] = field(default_factory=list)
+    aside_bytes: int = 0
+    """Bytes in `quarantine/` and `dead/`."""
+
+
+def recover(disk: Disk, *, read_only: bool = False) -> Recovered:
+    """Read the directory. With `read_only` nothing is moved or removed. Raises `OSError`."""
+    recovery = _Recovery(disk, read_only=read_only)
+    recovery.acks()
+    recovery.segments()
+    recovery.reconcile()
+    recovery.wal()
+    recovery.found.aside_bytes = sum(
+        size for directory in ("quarantine", "dead") for _, size in disk.list(directory)
+    )
+    return recovery.found
+
+
+class _Recovery:
+    def __init__(self, disk: Disk, *, read_only: bool) -> None:
+        self.disk = disk
+        self.read_only = read_only
+        self.found = Recovered()
+        self.report = self.found.report
+
+    # The acknowledgement log.
+
+    def acks(self) -> None:
+        found, checkpoint = self.found, None
+        names = self.disk.list("ack")
+        for name, size in reversed(names):
+            number = generation_of(name, "ckpt")
+            if name.endswith(".tmp"):
+                self._remove_temporary(f"ack/{name}")
+            if number is None:
+                continue
+            found.next_checkpoint = max(found.next_checkpoint, number + 1)
+            try:
+                each = quiver_ack.decode_checkpoint(self.disk.read(f"ack/{name}"))
+            except FormatError:
+                self.report.checkpoints_damaged += 1
+                self._put_aside(f"ack/{name}", f"checkpoint-{number:016d}.ckpt")
+                continue
+            checkpoint = checkpoint or each
+            found.checkpoints.insert(0, CheckpointFile(number, each.generation, size))
+        if checkpoint is not None:
+            found.state = AckState.from_checkpoint(checkpoint)
+        self._replay_acks(names, 0 if checkpoint is None else checkpoint.generation)
+
+    def _replay_acks(self, names: list[tuple[str, int]], since: int) -> None:
+        found, oldest = self.found, None
+        for name, size in names:
+            generation = generation_of(name, "log")
+            if generation is None:
+                continue
+            oldest = generation if oldest is None else oldest
+            file = LogFile(generation, size)
+            found.ack_files.append(file)
+            found.next_ack_generation = max(found.next_ack_generation, generation + 1)
+            for frame in self._frames("ack", file, "log", ACK_MAGIC):
+                found.next_ack_sequence = max(found.next_ack_sequence, frame.sequence + 1)
+                record = self._record(frame, generation)
+                if generation >= since and record is not None:
+                    found.state.apply(record)
+        if since == 0 and (self.report.checkpoints_damaged or (oldest or 1) > 1):
+            self.report.redelivery_possible = True
+        if self.report.damaged_ranges:
+            self.report.redelivery_possible = True
+
+    def _record(self, frame: Frame, generation: int) -> Record | None:
+        if frame.type != RECORD_TYPE:
+            self.report.unknown_frames += 1
+            return None
+        try:
+            return quiver_ack.decode(frame.body)
+        except Corrupt:
+            self._damaged(f"ack-{generation:016d}-{frame.offset}", frame.body)
+            return None
+
+    # Segments.
+
+    def segments(self) -> None:
+        found = self.found
+        for name, size in self.disk.list("segments"):
+            if name.endswith(".tmp"):
+                self._remove_temporary(f"segments/{name}")
+                continue
+            number = generation_of(name, "arrow")
+            if number is None:
+                continue
+            found.state.next_segment = max(found.state.next_segment, number + 1)
+            try:
+                meta = read_meta(self.disk, f"segments/{name}", size)
+                if meta.segment != number:
+                    raise FormatError(f"{name} says that it is segment {meta.segment}")
+            except FormatError:
+                self.report.segments_quarantined += 1
+                self._put_aside(f"segments/{name}", f"segment-{number:016d}.arrow")
+                continue
+            found.segments[number] = info_of(meta, size)
+        for name, _ in self.disk.list("quarantine"):
+            if match := _QUARANTINED.fullmatch(name):
+                found.state.next_segment = max(found.state.next_segment, int(match[1]) + 1)
+
+    def reconcile(self) -> None:
+        found, state = self.found, self.found.state
+        for number, info in found.segments.items():
+            if number in state.live:
+                self._cover(info)
+        for number in [each for each in found.segments if each not in state.live]:
+            self._adopt(number, found.segments[number])
+        missing = [each for each in state.live if each not in found.segments]
+        lost = [each for each in missing if not state.is_resolved(each)]
+        self.report.segments_lost = lost
+        for number in set(missing).difference(lost):
+            state.live.remove(number)
+        present = RunSet((number, number) for number in sorted((*found.segments, *lost)))
+        for first, last in present.gaps(1, state.next_segment - 1):
+            for subscriber in state.subscribers.values():
+                subscriber.resolve(first, last)
+
+    def _adopt(self, number: int, info: SegmentInfo) -> None:
+        """A segment that `ack.log` does not speak of: new, or the rest of something cut short."""
+        state = self.found.state
+        if all(not state.covered.gaps(first, last) for first, last in info.entries):
+            del self.found.segments[number]
+            self.report.strays_removed += 1
+            self._remove(segment_name(number))
+            return
+        self._cover(info)
+        self.found.unrecorded.append(Finalized(number, info.entries))
+        state.live.add(number)
+
+    def _cover(self, info: SegmentInfo) -> None:
+        for first, last in info.entries:
+            self.found.state.cover(first, last)
+
+    # The WAL.
+
+    def wal(self) -> None:
+        found, state = self.found, self.found.state
+        present = RunSet()
+        for name, size in self.disk.list("wal"):
+            generation = generation_of(name, "wal")
+            if generation is None:
+                continue
+            file = LogFile(generation, size)
+            found.wal_files.append(file)
+            found.next_wal_generation = max(found.next_wal_generation, generation + 1)
+            for frame in self._frames("wal", file, "wal", WAL_MAGIC):
+                state.next_entry = max(state.next_entry, frame.sequence + 1)
+                if frame.sequence in state.covered:
+                    self.report.entries_covered += 1
+                elif self._replay(frame, generation):
+                    present.add(frame.sequence)
+        # What is in no file needs no replay: damaged, refused for want of space, or finished long ago.
+        for first, last in present.gaps(0, state.next_entry - 1):
+            state.cover(first, last)
+
+    def _replay(self, frame: Frame, generation: int) -> bool:
+        if frame.type != ENTRY_TYPE:
+            self.report.unknown_frames += 1
+            return False
+        try:
+            entry = quiver_wal.decode(frame.body)
+        except Corrupt:
+            self._damaged(f"wal-{generation:016d}-{frame.offset}", frame.body)
+            return False
+        self.found.replay.append(ReplayEntry(frame.sequence, frame.time_ns // 1_000_000, entry))
+        self.report.entries_replayed += 1
+        return True
+
+    # Both logs.
+
+    def _frames(self, directory: str, file: LogFile, suffix: str, magic: bytes) -> list[Frame]:
+        data = self.disk.read(f"{directory}/{file_name(file.generation, suffix)}")
+        try:
+            header = decode_file_header(data, magic)
+            if header.generation != file.generation:
+                raise Corrupt("quiver log", 16, f"generation {header.generation}")
+        except FormatError:
+            # The name tells the generation as well, so a damaged header costs no frame.
+            header = FileHeader(magic, file.generation, 0)
+            if len(data) > FILE_HEADER_BYTES and any(data[:FILE_HEADER_BYTES]):
+                self._damaged(f"{directory}-{file.generation:016d}-0", data[:FILE_HEADER_BYTES])
+        frames = []
+        for each in scan(data, header):
+            if isinstance(each, Frame):
+                frames.append(each)
+            elif each.is_tail:
+                self.report.torn_bytes += each.length
+            else:
+                self._damaged_range(directory, file.generation, data, each)
+        if frames:
+            file.first_sequence, file.last_sequence = frames[0].sequence, frames[-1].sequence
+        return frames
+
+    def _damaged_range(self, directory: str, generation: int, data: memoryview, damage: Damage) -> None:
+        piece = data[damage.offset : damage.offset + damage.length]
+        self._damaged(f"{directory}-{generation:016d}-{damage.offset}", piece)
+
+    # What is put aside.
+
+    def _damaged(self, name: str, piece: memoryview) -> None:
+        self.report.damaged_ranges += 1
+        self.report.damaged_bytes += len(piece)
+        if self.read_only:
+            return
+        # A full disk must not keep a store from opening: the report says it all the same.
+        with contextlib.suppress(OSError):
+            file = self.disk.open(f"quarantine/{name}.bin", create=True)
+            try:
+                file.write(0, [piece])
+                file.sync()
+            finally:
+                file.close()
+            self.report.quarantined.append(f"quarantine/{name}.bin")
+
+    def _put_aside(self, name: str, new: str) -> None:
+        if self.read_only:
+            return
+        with contextlib.suppress(OSError):
+            self.disk.rename(name, f"quarantine/{new}")
+            self.report.quarantined.append(f"quarantine/{new}")
+
+    def _remove_temporary(self, name: str) -> None:
+        self.report.temporary_removed += 1
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        if not self.read_only:
+            with contextlib.suppress(OSError):
+                self.disk.remove(name)

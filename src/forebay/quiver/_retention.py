@@ -1,0 +1,252 @@
+"""What goes, when, and why.
+
+**Precedence.** 1. Segments that every subscriber has resolved, at any position, go at once (but for
+`headroom_bytes`). 2. Time retention goes over claims and under both policies: `dropped(expired)`. 3. The size
+cap: first what is processed, then, only under `drop_oldest`, the oldest segment that nobody works on:
+`dropped(size)`. Under `backpressure` ingest is refused instead.
+
+**Order of a deletion.** Outcomes durable for everybody, unlink, sync of the directory, uncharge. A crash in
+between leaves a file that the next opening deletes again. One stuck segment stops nothing: every other is
+judged on its own.
+
+**The cap is about files.** It counts WAL, segments, `ack.log`, checkpoints, quarantine and dead letters, and
+what the data in memory will need when it becomes a segment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from forebay.errors import ForebayError
+from forebay.formats.quiver_ack import Dropped, Outcome, Record
+from forebay.kit.clock import Clock
+from forebay.quiver._acks import Acks
+from forebay.quiver._config import QuiverConfig
+from forebay.quiver._delivery import Deliveries
+from forebay.quiver._disk import Disk
+from forebay.quiver._errors import QuiverFull
+from forebay.quiver._finalizer import Finalizer
+from forebay.quiver._group_log import GroupLog
+from forebay.quiver._metrics import QuiverMetrics
+from forebay.quiver._segment_file import SegmentInfo, segment_name
+
+__all__ = ["Parts", "Retention"]
+
+CLOCK_JUMP_MS: Final = 60_000
+"""A forward step of the wall clock that pauses expiry."""
+CLOCK_PAUSE_S: Final = 600.0
+"""Seconds for which it does: time for a wrong clock to be set right."""
+RESERVE_BYTES: Final = 64 * 1024
+"""Bytes kept free for file headers, footers and checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a store that retention looks at."""
+
+    disk: Disk
+    config: QuiverConfig
+    clock: Clock
+    metrics: QuiverMetrics
+    wal: GroupLog
+    acks: Acks
+    finalizer: Finalizer
+    deliveries: Deliveries
+    segments: dict[int, SegmentInfo]
+
+
+class Retention:
+    """See the module."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._config = parts.config
+        self._lock = asyncio.Lock()
+        self._last_ms = parts.clock.now_ms()
+        self._last_s = parts.clock.monotonic()
+        self._paused_until = 0.0
+        self._processed: set[int] = set()
+        self.segment_bytes = sum(each.file_bytes for each in parts.segments.values())
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all files."""
+        parts = self._parts
+        return self.segment_bytes + parts.wal.bytes + parts.acks.bytes + parts.deliveries.aside_bytes
+
+    def projected_bytes(self, more: int) -> int:
+        """Bytes on disk once everything in memory, and `more` bytes of a new batch, are in files."""
+        parts = self._parts
+        reserve = self._config.ack_file_bytes + RESERVE_BYTES
+        return self.used_bytes + parts.finalizer.bytes + 2 * (parts.wal.pending_bytes + more) + reserve
+
+    def registered(self, info: SegmentInfo) -> None:
+        """A segment is there."""
+        self.segment_bytes += info.file_bytes
+
+    def judge(self, record: Record) -> None:
+        """Look whether a record made segments deletable."""
+        parts = self._parts
+        if isinstance(record, Outcome):
+            if record.outcome == "nack":
+                return
+            if record.outcome == "dropped":
+                parts.metrics.dropped.labels(record.subscriber).inc(record.last - record.first + 1)
+            numbers = range(record.first, record.last + 1)
+            self._processed.update(
+                each for each in numbers if each in parts.segments and parts.acks.state.is_resolved(each)
+            )
+        elif not isinstance(record, Dropped):
+            self.judge_all()
+
+    def judge_all(self) -> None:
+        """Look at every segment: at opening, and when a subscriber comes or goes."""
+        state = self._parts.acks.state
+        self._processed = {each for each in self._parts.segments if state.is_resolved(each)}
+
+    # Passes.
+
+    async def run(self) -> None:
+        """Sweep, expire, and hold the cap."""
+        async with self._lock:
+            await self._trim()
+            await self._sweep(self._config.headroom_bytes)
+            await self._expire()
+            if self._is_over(0):
+                await self._relieve(0)
+
+    async def admit(self, more: int) -> None:
+        """Make room for a batch, or raise `QuiverFull`."""
+        if not self._is_over(more):
+            return
+        async with self._lock:
+            if self._is_over(more):
+                await self._relieve(more)
+        if self._is_over(more):
+            self._parts.metrics.throttled.inc()
+            raise QuiverFull(used=self.projected_bytes(0), cap=self._config.size_cap_bytes, needed=2 * more)
+
+    async def trim(self) -> None:
+        """Delete WAL files that hold nothing but what is in segments."""
+        async with self._lock:
+            await self._trim()
+
+    def _is_over(self, more: int) -> bool:
+        return self.projected_bytes(more) > self._config.size_cap_bytes
+
+    async def _trim(self) -> None:
+        parts = self._parts
+        covered = parts.acks.state.covered
+        done = [
+            file
+            for _, file in sorted(parts.wal.files.items())
+            if file.last_sequence < 0 or not covered.gaps(file.first_sequence, file.last_sequence)
+        ]
+        await parts.wal.remove(done)
+
+    async def _sweep(self, headroom: int) -> None:
+        parts = self._parts
+        ordered = sorted(each for each in self._processed if each in parts.segments)
+        kept = sum(parts.segments[each].file_bytes for each in ordered)
+        gone = []
+        for segment in ordered:
+            if kept <= headroom:
+                break
+            gone.append(segment)
+            kept -= parts.segments[segment].file_bytes
+        await self._delete(gone, "processed")
+
+    async def _expire(self) -> None:
+        retain = self._config.retain_ms
+        now_ms = self._look_at_clock()
+        if retain is None or self._parts.clock.monotonic() < self._paused_until:
+            return
+        old = [
+            number
+            for number, info in sorted(self._parts.segments.items())
+            if now_ms - info.ingested_ms[1] > retain
+        ]
+        for number in old:
+            await self._drop(number, "expired")
+
+    def _look_at_clock(self) -> int:
+        clock = self._parts.clock
+        now_ms, now_s = clock.now_ms(), clock.monotonic()
+        jump = (now_ms - self._last_ms) - (now_s - self._last_s) * 1000
+        self._last_ms, self._last_s = now_ms, now_s
+        if jump > CLOCK_JUMP_MS:
+            self._paused_until = now_s + CLOCK_PAUSE_S
+            self._parts.metrics.clock_jumps.inc()
+        return now_ms
+
+    async def _relieve(self, more: int) -> None:
+        await self._trim()
+        await self._sweep(0)
+        await self._expire()
+        if not self._is_over(more):
+            return
+        finalizer = self._parts.finalizer
+        # Early finalize: what is open becomes deliverable, and its part of the WAL can go.
+        finalizer.freeze_all()
+        if self._config.size_cap_policy != "drop_oldest":
+            return
+        self._parts.metrics.emergencies.inc()
+        while self._is_over(more):
+            victim = self._victim()
+            if victim is not None:
+                await self._drop(victim, "size")
+            elif finalizer.is_busy and finalizer.problem is None:
+                await finalizer.changed()
+                await self._trim()
+            else:
+                return
+
+    def _victim(self) -> int | None:
+        leased = self._parts.deliveries.is_leased
+        return next((each for each in sorted(self._parts.segments) if not leased(each)), None)
+
+    async def _drop(self, segment: int, reason: Literal["size", "expired"]) -> None:
+        """Let a segment go that somebody still needs: told to everybody first, durably."""
+        parts = self._parts
+        info, state = parts.segments[segment], parts.acks.state
+        needed = [each.name for each in state.subscribers.values() if not each.is_resolved(segment)]
+        if needed or not state.subscribers:
+            records: list[Record] = [Outcome(name, segment, segment, "dropped", reason) for name in needed]
+            records.append(Dropped(segment, reason, info.rows, info.raw_bytes))
+            await parts.acks.commit(records)
+            parts.metrics.segment_dropped.inc()
+        await self._delete([segment], reason)
+
+    async def _delete(self, segments: list[int], reason: str) -> None:
+        if not segments:
+            return
+        parts = self._parts
+        await parts.acks.record_finalized()
+
+        def work() -> list[int]:
+            gone = []
+            for segment in segments:
+                try:
+                    parts.disk.remove(segment_name(segment))
+                except OSError:
+                    continue
+                gone.append(segment)
+            parts.disk.sync_directory("segments")
+            return gone
+
+        try:
+            gone = await parts.disk.run("segments", work)
+        except OSError as error:
+            parts.metrics.delete_failures.inc(len(segments))
+            raise ForebayError(f"deleting segments: {error}", hint="see to the disk") from error
+        parts.metrics.delete_failures.inc(len(segments) - len(gone))
+        for segment in gone:
+            info = parts.segments.pop(segment, None)
+            if info is not None:
+                self.segment_bytes -= info.file_bytes
+            self._processed.discard(segment)
+            parts.acks.state.live.remove(segment)
+            parts.deliveries.reader.forget(segment)
+        parts.metrics.evictions.labels(reason).inc(len(gone))

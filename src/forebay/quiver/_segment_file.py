@@ -1,0 +1,226 @@
+"""Segment files: how ingested batches become one, and how one is read.
+
+**Order of a write.** Temporary name, data, sync, rename, sync of the directory, then the footer is read back
+and compared. Only then is the segment registered; until then its batches stay in memory and in the WAL. A
+crash before the rename leaves a `.tmp`, which opening removes; after it, a whole segment whose footer names
+the WAL entries in it, so that they are not replayed.
+
+**Dictionaries** are unified by value over the whole segment, and small batches are joined into record batches
+of about a megabyte. Where the union of the values does not fit the index type, or where nested dictionaries
+differ, the batches are split over several segments: a type never changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import FormatError, LimitExceeded
+from forebay.formats import quiver_segment
+from forebay.formats.quiver_ack import Runs
+from forebay.formats.quiver_segment import SegmentMeta, Source
+from forebay.quiver._disk import Disk, Piece
+from forebay.quiver._runs import RunSet
+
+__all__ = ["Batch", "Built", "SegmentInfo", "build", "info_of", "read_meta", "segment_name", "write"]
+
+JOINED_BYTES: Final = 1 << 20
+"""Logical bytes at which ingested batches stop being joined into one record batch."""
+SOURCES_MAX: Final = 100_000
+"""Ingested batches in one segment. The open segment is finalized when it has so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One ingested batch, with its place in the WAL."""
+
+    sequence: int
+    time_ms: int
+    batch: pa.RecordBatch
+    context: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """What the store keeps in memory of a finished segment."""
+
+    segment: int
+    signal: str
+    schema_hash: bytes
+    rows: int
+    raw_bytes: int
+    file_bytes: int
+    ingested_ms: tuple[int, int]
+    event_ns: tuple[int, int] | None
+    entries: Runs
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A segment ready to be written."""
+
+    meta: SegmentMeta
+    pieces: list[Piece]
+    batches: list[Batch]
+
+
+def segment_name(segment: int) -> str:
+    """The name of its file."""
+    return f"segments/{segment:016d}.arrow"
+
+
+def build(batches: list[Batch], *, template: SegmentMeta, event_time_column: str) -> list[Built]:
+    """Segments with these batches, mostly one, numbered from `template.segment` on. Runs in a thread."""
+    try:
+        joined = _joined([each.batch for each in batches])
+        meta, pieces = quiver_segment.encode(_meta(batches, joined, template, event_time_column), joined)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, LimitExceeded):
+        if len(batches) == 1:
+            raise
+        half = len(batches) // 2
+        left = build(batches[:half], template=template, event_time_column=event_time_column)
+        behind = msgspec.structs.replace(template, segment=template.segment + len(left))
+        return [*left, *build(batches[half:], template=behind, event_time_column=event_time_column)]
+    return [Built(meta, pieces, batches)]
+
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    groups: list[list[pa.RecordBatch]] = [[]]
+    size = 0
+    for batch in batches:
+        if size >= JOINED_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(batch)
+        size += batch.nbytes
+    table = pa.Table.from_batches(batches)
+    if any(_has_dictionary(each.type) for each in table.schema):
+        unified = table.unify_dictionaries()
+        chunks = unified.to_batches()
+        if len(chunks) != len(batches):  # empty batches vanish
+            chunks = [each for each in chunks if each.num_rows]
+            return _join([chunks]) or [unified.schema.empty_table().to_batches()[0]]
+        grouped, at = [], 0
+        for group in groups:
+            grouped.append(chunks[at : at + len(group)])
+            at += len(group)
+        return _join(grouped)
+    return _join(groups)
+
+
+def _join(groups: list[list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
+    return [group[0] if len(group) == 1 else pa.concat_batches(group) for group in groups if group]
+
+
+def _has_dictionary(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _meta(
+    batches: list[Batch], joined: list[pa.RecordBatch], template: SegmentMeta, event_time_column: str
+) -> SegmentMeta:
+    contexts: dict[tuple[tuple[str, str], ...], int] = {}
+    sources = [
+        Source(
+            each.batch.num_rows,
+            each.time_ms,
+            contexts.setdefault(tuple(sorted(each.context.items())), len(contexts)),
+        )
+        for each in batches
+    ]
+    times = [each.time_ms for each in batches]
+    entries = RunSet((each.sequence, each.sequence) for each in batches)
+    return SegmentMeta(
+        segment=template.segment,
+        entries=entries.runs(),
+        signal=template.signal,
+        schema_hash=template.schema_hash,
+        rows=sum(each.num_rows for each in joined),
+        codec=template.codec,
+        raw_bytes=sum(each.batch.nbytes for each in batches),
+        ingested_ms=(min(times), max(times)),
+        event_ns=_event_range(joined, event_time_column),
+        sources=sources,
+        contexts=[dict(key) for key in contexts],
+        parts=[],
+    )
+
+
+def _event_range(joined: list[pa.RecordBatch], name: str) -> tuple[int, int] | None:
+    if name not in joined[0].schema.names or joined[0].schema.names.count(name) > 1:
+        return None
+    kind = joined[0].schema.field(name).type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_signed_integer(kind)):
+        return None
+    column = pa.chunked_array([each.column(name) for each in joined])
+    if pa.types.is_timestamp(kind):
+        scale = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit]
+        column = column.cast(pa.int64())
+    else:
+        scale = 1
+    found = pc.min_max(column)
+    if not found["min"].is_valid:
+        return None
+    return found["min"].as_py() * scale, found["max"].as_py() * scale
+
+
+def write(disk: Disk, built: Built) -> SegmentInfo:
+    """Make it durable under its name, and look whether it is there. Runs in a thread."""
+    meta = built.meta
+    name = segment_name(meta.segment)
+    temporary = f"{name}.tmp"
+    file = disk.open(temporary, create=True)
+    try:
+        file.write(0, built.pieces)
+        file.sync()
+    except BaseException:
+        file.close()
+        disk.remove(temporary)
+        raise
+    file.close()
+    disk.protect(temporary)
+    disk.rename(temporary, name)
+    try:
+        disk.sync_directory("segments")
+        size = sum(map(len, built.pieces))
+        found = read_meta(disk, name, size)
+        if found != meta:
+            raise FormatError(f"{name}: what was read back is not what was written", hint="see to the disk")
+    except BaseException:
+        # The batches will be written again under another number. Should this file come back all the same,
+        # recovery knows it by the WAL entries it shares with the other.
+        disk.remove(name)
+        raise
+    return info_of(found, size)
+
+
+def info_of(meta: SegmentMeta, file_bytes: int) -> SegmentInfo:
+    """What is kept in memory."""
+    return SegmentInfo(
+        meta.segment,
+        meta.signal,
+        meta.schema_hash,
+        meta.rows,
+        meta.raw_bytes,
+        file_bytes,
+        meta.ingested_ms,
+        meta.event_ns,
+        meta.entries,
+    )
+
+
+def read_meta(disk: Disk, name: str, size: int) -> SegmentMeta:
+    """The footer of a segment, in one or two reads. Raises `FormatError` or `OSError`."""
+    need = min(size, quiver_segment.TAIL_BYTES)
+    while True:
+        tail = disk.read_range(name, size - need, need)
+        more = min(size, quiver_segment.footer_range(tail, size))
+        if more <= need:
+            return quiver_segment.decode_meta(tail, size)
+        need = more

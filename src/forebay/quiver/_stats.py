@@ -1,0 +1,94 @@
+"""Figures about a store and its subscribers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.quiver._acks import Acks
+from forebay.quiver._delivery import Deliveries
+from forebay.quiver._finalizer import Finalizer
+from forebay.quiver._group_log import GroupLog
+from forebay.quiver._segment_file import SegmentInfo
+
+__all__ = ["QuiverStats", "SubscriberStats", "collect"]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberStats:
+    """One subscriber."""
+
+    name: str
+    high_water: int
+    """Everything up to this segment is resolved."""
+    gap_set_size: int
+    """Segments resolved above the first hole."""
+    lag_segments: int
+    """Segments it has not resolved."""
+    pinned_bytes: int
+    """Their bytes."""
+    oldest_pending_ms: int
+    """Age of the oldest of them in milliseconds, 0 where there is none."""
+    in_flight: int
+    is_active: bool
+    """Whether it has asked for a segment since the store was opened."""
+    dropped: dict[str, int]
+    """Segments it never got, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuiverStats:
+    """The whole store."""
+
+    segments: int
+    rows: int
+    next_segment: int
+    used_bytes: int
+    segment_bytes: int
+    wal_bytes: int
+    ack_bytes: int
+    open_bytes: int
+    """Logical bytes that are in no segment yet."""
+    losses: dict[str, int]
+    """What was dropped since the store was made: `segments.size`, `rows.expired` and so on."""
+    subscribers: list[SubscriberStats]
+
+
+def collect(
+    segments: dict[int, SegmentInfo],
+    acks: Acks,
+    wal: GroupLog,
+    finalizer: Finalizer,
+    deliveries: Deliveries,
+    used_bytes: int,
+    now_ms: int,
+) -> QuiverStats:
+    """Look at everything once."""
+    subscribers = []
+    for who in acks.state.subscribers.values():
+        pending = [info for number, info in segments.items() if not who.is_resolved(number)]
+        oldest = min((info.ingested_ms[0] for info in pending), default=now_ms)
+        subscribers.append(
+            SubscriberStats(
+                name=who.name,
+                high_water=who.high_water,
+                gap_set_size=len(who.resolved_above),
+                lag_segments=len(pending),
+                pinned_bytes=sum(info.file_bytes for info in pending),
+                oldest_pending_ms=max(0, now_ms - oldest),
+                in_flight=deliveries.in_flight(who.name),
+                is_active=deliveries.is_active(who.name),
+                dropped=dict(who.dropped),
+            )
+        )
+    return QuiverStats(
+        segments=len(segments),
+        rows=sum(info.rows for info in segments.values()),
+        next_segment=finalizer.next_segment,
+        used_bytes=used_bytes,
+        segment_bytes=sum(info.file_bytes for info in segments.values()),
+        wal_bytes=wal.bytes,
+        ack_bytes=acks.bytes,
+        open_bytes=finalizer.bytes,
+        losses=dict(acks.state.losses),
+        subscribers=subscribers,
+    )
