@@ -66,6 +66,10 @@ class BlockCache:
                 return await asyncio.shield(self._begin(key, fetch))
             await asyncio.wait(set(self._coming.values()), return_when=asyncio.FIRST_COMPLETED)
 
+    def holds(self, key: BlockKey) -> bool:
+        """Whether the block is here."""
+        return key in self._blocks
+
     def ahead(self, key: BlockKey, fetch: Fetch) -> bool:
         """Begin to fetch a block that will be wanted. False where there is no room for it now."""
         if key in self._blocks or key in self._coming:

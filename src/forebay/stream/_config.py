@@ -80,8 +80,9 @@ class ReaderConfig:
 
     block_bytes: int = 4 * 1024 * 1024
     """Bytes of one range request; also the unit of the shared cache. 4 KiB to 64 MiB, default 4 MiB."""
-    ahead_bytes: int = 32 * 1024 * 1024
-    """Bytes that one reader asks for before they are needed. At least 0, default 32 MiB."""
+    ahead_bytes: int = 16 * 1024 * 1024
+    """Bytes that one reader has on their way before they are needed; as many again may wait for it.
+    At least 0, default 16 MiB."""
     check_crc: bool = True
     """Whether the checksum of every chunk is compared. Default yes."""
     poll_interval_ms: int = 500

@@ -223,12 +223,16 @@ class _BlockReader:
         self._ref, self._start, self._data = ref, block.start, memoryview(data)
 
     async def _look_ahead(self, current: _Block) -> None:
-        """Ask for the blocks behind the current one, within bounds in bytes and in requests."""
+        """Ask for the blocks behind the current one, within bounds in bytes and in requests.
+
+        What has arrived does not count as on its way, so a reader that is busy with a batch of blocks has the
+        next batch coming meanwhile; as many bytes may wait for it as may be on their way.
+        """
         self._drop_planned(current)
         self._view.cache.ahead(*self._view.fetch_block(current))
         while (
             not self._plan_ended
-            and self._planned_bytes < self._ahead_bytes
+            and self._planned_bytes < 2 * self._ahead_bytes
             and len(self._planned) < AHEAD_REQUESTS_MAX
         ):
             ref = await anext(self._refs, None)
@@ -239,13 +243,16 @@ class _BlockReader:
                 if (block.ref.offset, block.start) > (current.ref.offset, current.start):
                     self._planned.append(block)
                     self._planned_bytes += block.length
-        asked = 0
-        for number, block in enumerate(self._planned):
-            asked += block.length
-            if asked > self._ahead_bytes or number >= AHEAD_REQUESTS_MAX:
+        cache, coming, known = self._view.cache, 0, 0
+        for block in self._planned:
+            key, fetch = self._view.fetch_block(block)
+            known += block.length
+            if known > 2 * self._ahead_bytes:
                 return
-            if not self._view.cache.ahead(*self._view.fetch_block(block)):
-                return
+            if not cache.holds(key):
+                coming += block.length
+                if coming > self._ahead_bytes or not cache.ahead(key, fetch):
+                    return
 
     def _drop_planned(self, current: _Block) -> None:
         here = (current.ref.offset, current.start)
