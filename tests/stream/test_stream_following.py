@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from forebay.kit.metrics import MetricsRegistry
 from forebay.kit.metrics_views import as_json
 from forebay.kit.service import HealthStatus
 from forebay.storage import MemoryStore
-from forebay.stream import Sidecar, StreamWriter, TierConfig, WriterConfig, verify_stream
+from forebay.stream import Diverged, Sidecar, StreamWriter, TierConfig, WriterConfig, verify_stream
 
 
 async def test_an_open_fragment_waits_for_its_size_or_its_age(tmp_path: Path) -> None:
@@ -128,6 +129,40 @@ def _trim(path: Path, tier: Any, clock: HandClock, epoch: int) -> None:
 
     with StreamWriter(path, epoch=epoch, clock=clock, config=WriterConfig(segment_chunks_max=5)) as writer:
         writer.trim(tier.remote.persisted.next_offset, RetentionPolicy(max_bytes=1))
+
+
+async def test_a_new_epoch_that_cut_the_end_off_under_a_running_tier_is_noticed(tmp_path: Path) -> None:
+    clock, store = HandClock(), MemoryStore()
+    log = tmp_path / "log"
+    write_log(log, 6, clock=clock, per_segment=100)
+    _copy(log, tmp_path / "kept")
+    write_log(log, 4, clock=clock, per_segment=100, tag="lost")
+    tier = tier_of(log, store, clock=clock, config={"fragment_age_ms": 0, "root_interval_ms": 0})
+    await tier.catch_up()
+    _copy(tmp_path / "kept", log)
+    await tier.catch_up()  # Shorter, and the same as far as it goes.
+    write_log(log, 20, epoch=2, clock=clock, per_segment=100)
+    with pytest.raises(Diverged):
+        await tier.catch_up()
+    assert tier.health().status is HealthStatus.FAILED
+    await tier.repair()
+    await tier.run_once()
+    assert await read_all(reader_of(store)) == expected(0, tier.log.next_offset)
+
+
+async def test_a_running_tier_carries_a_new_epoch_into_the_record(tmp_path: Path) -> None:
+    clock, store = HandClock(), MemoryStore()
+    tier = tier_of(tmp_path, store, clock=clock, config={"fragment_age_ms": 0, "root_interval_ms": 0})
+    for epoch in (1, 2, 5):
+        write_log(tmp_path, 3, epoch=epoch, clock=clock)
+        await tier.catch_up()
+        assert tier.remote.held is not None
+        assert tier.remote.held.head.epoch == epoch
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
 
 
 async def test_a_sidecar_takes_up_streams_as_they_come_and_fails_one_by_one(tmp_path: Path) -> None:

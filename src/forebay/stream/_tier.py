@@ -99,6 +99,7 @@ class StreamTier:
         self._epoch = epoch
         self._clock = clock
         self._resolved = False
+        self._log_epoch = 0
         self._last: FragmentInfo | None = None
         self._changed_at: float | None = None
         self._error: Exception | None = None
@@ -151,7 +152,9 @@ class StreamTier:
         for attempt in range(RESOLVES_MAX):
             try:
                 self.log.refresh()
-                if not self._resolved:
+                # A new epoch may have cut the end of the log off before it went on: check again.
+                if not self._resolved or self.log.epoch != self._log_epoch:
+                    self._resolved = False
                     await self._resolve()
                 await work()
             except (PreconditionFailed, OutcomeUnknown, NotFound, FileNotFoundError) as error:
@@ -210,6 +213,7 @@ class StreamTier:
         await self.remote.resolve()
         self._last = await self.remote.trailing()
         await self._check_timeline()
+        self._log_epoch = self.log.epoch
         self._resolved = True
 
     async def _check_timeline(self) -> None:
