@@ -1,0 +1,74 @@
+"""Producers that share one manifest, in virtual time: the figures that were promised."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from benchmarks.figures.buffer_contention import contention
+from tests.buffer.scripted_store import ManualClock
+
+from forebay.buffer._pace import CROWD_MIN, PERIOD_S_MAX, Pace
+from forebay.errors import PreconditionFailed, Unavailable
+from forebay.kit import RetryPolicy
+
+LOST = PreconditionFailed("ingest/manifest", expected="1")
+POLICY = RetryPolicy(base_ms=100, cap_ms=100)
+
+
+def test_one_producer_needs_two_requests_per_batch_and_never_waits_for_others() -> None:
+    found = contention(1)
+    assert found.requests_per_batch <= 2.1 and found.p99_ms <= 300
+
+
+def test_sixteen_producers_neither_hammer_the_manifest_nor_starve() -> None:
+    found = contention(16)
+    assert found.requests_per_batch <= 6 and found.p99_ms <= 3_000
+
+
+async def test_a_lone_producer_is_not_slowed_down() -> None:
+    clock = ManualClock()
+    pace = Pace(clock, random.Random(1))
+    for number in range(5):
+        pace.saw(number, 1)
+        pace.succeeded(number, 1)
+        before = clock.monotonic()
+        await pace.turn()
+        assert clock.monotonic() == before and not pace.is_shared
+    assert not pace.is_stale(clock.monotonic() - 60)
+
+
+async def test_the_manifest_tells_how_many_share_it() -> None:
+    clock = ManualClock()
+    pace = Pace(clock, random.Random(1))
+    pace.saw(0, 1)
+    for number in range(0, 400, 8):
+        pace.succeeded(number, 1)  # seven entries of others between two of ours
+    assert pace.crowd == pytest.approx(8, rel=0.05)
+    before = clock.monotonic()
+    await pace.turn()
+    assert 0.3 < clock.monotonic() - before < 1
+    pace.saw(100_000, 1)
+    pace.succeeded(200_000, 1)
+    before = clock.monotonic()
+    await pace.turn()
+    assert clock.monotonic() - before <= PERIOD_S_MAX, "however many there are"
+
+
+def test_whoever_has_waited_longest_tries_first() -> None:
+    clock = ManualClock()
+    pace = Pace(clock, random.Random(1))
+    pace.crowd = 10.0
+    assert pace.crowd > CROWD_MIN
+
+    def longest(age_s: float) -> float:
+        since = clock.monotonic() - age_s
+        return max(pace.wait_after(LOST, 1, since, POLICY) for _ in range(200))
+
+    assert longest(0.0) > 3 * longest(10.0)
+
+
+def test_errors_wait_as_the_policy_says() -> None:
+    pace = Pace(ManualClock(), random.Random(1))
+    waits = [pace.wait_after(Unavailable("down"), 1, 0.0, POLICY) for _ in range(200)]
+    assert 0.05 < max(waits) <= 0.1
