@@ -1,6 +1,9 @@
 """The stateless buffer: producers append batches to one ordered queue, one consumer takes them out."""
 
 from forebay.buffer._batches import BatchDescriptor, ConsumedBatch
+from forebay.buffer._commit_broker import CommitBroker
+from forebay.buffer._commit_broker_client import BrokeredCommitter, BrokerGone
+from forebay.buffer._commit_broker_socket import BrokerServer, BrokerSocket
 from forebay.buffer._committer import Committed, Committer, ManifestCommitter, Upload
 from forebay.buffer._config import BufferConfig, ConsumerConfig, ProducerConfig
 from forebay.buffer._consumer import Consumer
@@ -24,8 +27,13 @@ __all__ = [
     "AckOutOfOrder",
     "BatchDescriptor",
     "BatchMissing",
+    "BrokerGone",
+    "BrokerServer",
+    "BrokerSocket",
+    "BrokeredCommitter",
     "BufferConfig",
     "BufferStats",
+    "CommitBroker",
     "CommitFailed",
     "CommitUnknown",
     "Committed",
