@@ -6,8 +6,8 @@
                          "done":    ["ingest/01J5T4RBYW52MKD8FR0JAN7G9C.json", ...]}
 
 `pending` is in the order of ingestion and grows at its end. A value of `claimed` is the last heartbeat of
-the claim in milliseconds since the Unix epoch; the order of its keys means nothing. `done` holds what was processed and
-not yet removed from both.
+the claim in milliseconds since the Unix epoch; the order of its keys means nothing. `done` holds what was
+processed and not yet removed from both.
 
 Keys that we do not know are ignored, and are gone after our next write: the draft's own programs do the same,
 so nothing may depend on them. A key that the draft names must be there. An object of zero bytes is damaged,
