@@ -262,8 +262,7 @@ class GroupLog:
     def _write(self, group: list[Item]) -> None:
         if self._active is not None and self._active.size >= self._file_bytes:
             self._close_file()
-        made = self._file is None
-        if made:
+        if self._file is None:
             self._begin_file(group[0].sequence)
         file, active = self._file, self._active
         assert file is not None
@@ -281,8 +280,6 @@ class GroupLog:
             raise error from None
         try:
             file.sync()
-            if made:
-                self._disk.sync_directory(self._directory)
         except OSError as error:
             raise _SyncFailed(f"sync: {error}") from error
         active.size += sum(map(len, pieces))
@@ -300,6 +297,14 @@ class GroupLog:
             file.close()
             self._disk.remove(name)
             raise
+        # Header and name are durable before any frame is: a file without a good header holds no frame, and
+        # one with frames and a bad header is damaged for certain.
+        try:
+            file.sync()
+            self._disk.sync_directory(self._directory)
+        except OSError as error:
+            file.close()
+            raise _SyncFailed(f"beginning a file: {error}") from error
         self._file = file
         self._active = self.files[generation] = LogFile(generation, len(header), first_sequence)
 
@@ -320,7 +325,6 @@ class GroupLog:
         try:
             file.truncate(size)
             file.sync()
-            self._disk.sync_directory(self._directory)
         except OSError as error:
             raise _SyncFailed(f"cutting a torn write back: {error}") from error
 

@@ -421,6 +421,8 @@ class Quiver:
     async def _guarded(self, work: object) -> None:
         try:
             await work  # type: ignore[misc]
+        except Closed:
+            return
         except (ForebayError, OSError) as error:
             _log.warning("quiver.maintenance.failed: %s", error)
 

@@ -247,23 +247,24 @@ class _Recovery:
 
     def _frames(self, directory: str, file: LogFile, suffix: str, magic: bytes) -> list[Frame]:
         data = self.disk.read(f"{directory}/{file_name(file.generation, suffix)}")
+        header: FileHeader | None
         try:
             header = decode_file_header(data, magic)
             if header.generation != file.generation:
                 raise Corrupt("quiver log", 16, f"generation {header.generation}")
         except FormatError:
             # The name tells the generation as well, so a damaged header costs no frame.
-            header = FileHeader(magic, file.generation, 0)
-            if len(data) > FILE_HEADER_BYTES and any(data[:FILE_HEADER_BYTES]):
-                self._damaged(f"{directory}-{file.generation:016d}-0", data[:FILE_HEADER_BYTES])
+            header = None
         frames = []
-        for each in scan(data, header):
+        for each in scan(data, header or FileHeader(magic, file.generation, 0)):
             if isinstance(each, Frame):
                 frames.append(each)
             elif each.is_tail:
                 self.report.torn_bytes += each.length
             else:
                 self._damaged_range(directory, file.generation, data, each)
+        if header is None and frames:
+            self._damaged(f"{directory}-{file.generation:016d}-0", data[:FILE_HEADER_BYTES])
         if frames:
             file.first_sequence, file.last_sequence = frames[0].sequence, frames[-1].sequence
         return frames
