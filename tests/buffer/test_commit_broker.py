@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from tests.buffer.broker_world import CONFIG, Mailbox, Told, broker, check, produce, queued
@@ -17,9 +18,10 @@ from forebay.buffer._commit_broker import (
     ReplyKind,
 )
 from forebay.buffer._commit_broker_client import BrokeredCommitter, BrokerGone
+from forebay.buffer._committer import Committed, Upload
 from forebay.errors import OutcomeUnknown, UsageError
 from forebay.formats import buffer_manifest
-from forebay.formats.buffer_manifest import Entry
+from forebay.formats.buffer_manifest import Entry, Metadata, NewEntry
 from forebay.kit.clock import SystemClock
 from forebay.storage import MemoryStore
 from forebay.testing import Faults, World, run_seeds
@@ -292,3 +294,40 @@ async def test_a_unit_found_in_part_was_enqueued_as_a_whole() -> None:
         handles = [await out.produce([b"%d" % number]) for number in range(3)]
         places = [await handle.watcher.await_durable() for handle in handles]
     assert [place.sequence for place in places] == list(range(3))
+
+
+class Straight:
+    """A link without a wire."""
+
+    def __init__(self, serving: CommitBroker) -> None:
+        self._serving = serving
+
+    async def request(self, request: CommitRequest) -> CommitReply:
+        return await self._serving.commit(request)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("room", [1_024, 4_096])
+async def test_a_request_cut_in_two_by_a_full_queue_is_committed_as_far_as_it_is_there(room: int) -> None:
+    """The broker's bound holds one entry; the producer's own bound the second one, or not."""
+    store, clock = MemoryStore(), SystemClock()
+    serving = CommitBroker(store, replace(CONFIG, manifest_append_bytes_max=1_024))
+    committer = BrokeredCommitter(
+        Straight(serving),
+        store,
+        replace(CONFIG, manifest_append_bytes_max=room),
+        clock=clock,
+        randomness=random.Random(1),
+        permission_ms=10,
+    )
+    now = clock.monotonic()
+    payload = (Metadata(0, 1, bytes(600)),)
+    uploads = [Upload(NewEntry(f"q/data/{number}", payload), now, now) for number in range(2)]
+    answers = await committer.commit(uploads)
+    manifest = buffer_manifest.decode((await store.get(CONFIG.manifest_path)).data)
+    there = [Committed(entry.sequence, entry.location) for entry in manifest.entries]
+    assert [answer for answer in answers if isinstance(answer, Committed)] == there
+    assert len(answers) == 2
+    assert len(there) == (1 if room == 1_024 else 2)

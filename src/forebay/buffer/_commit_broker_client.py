@@ -192,26 +192,36 @@ class BrokeredCommitter:
         policy = self._config.commit_retry
         until = self._clock.monotonic() + policy.deadline_ms / 1000
         attempt = 0
-        while True:
+        while open_ones := [upload for upload in uploads if upload.answer is None]:
             attempt += 1
             try:
-                return await self._settle_once(uploads)
+                await self._settle_once(open_ones)
+                continue
             except (PreconditionFailed, Unavailable) as error:
                 problem: ForebayError = error
             except OutcomeUnknown as error:
                 if isinstance(error, ManifestLost | CommitUnknown):
-                    return self._failed(uploads, error)
+                    self._failed([upload for upload in uploads if upload.answer is None], error)
+                    break
                 problem = error
             wait = policy.wait_s(attempt, self._random)
             if attempt >= policy.attempts_max or self._clock.monotonic() + wait >= until:
-                return self._failed(uploads, CommitUnknown(uploads[0].entry.location, problem.message))
+                self._failed(open_ones, CommitUnknown(open_ones[0].entry.location, problem.message))
+                break
             await self._clock.sleep(wait)
+        return [upload.answer for upload in uploads if upload.answer is not None]
 
-    async def _settle_once(self, uploads: Sequence[Upload]) -> Sequence[Answer]:
+    async def _settle_once(self, uploads: Sequence[Upload]) -> None:
+        """Answer what is in the queue, and enqueue the rest."""
         manifest = await self._file.load()
         found = self._find(manifest, uploads)
         if found is not None:
-            return self._committed(uploads, found)
+            landed = _landed(manifest, uploads, found)
+            self._committed(uploads[:landed], found)
+            # A broker that met a full queue has cut the request in two: the rest was not enqueued.
+            uploads = uploads[landed:]
+        if not uploads:
+            return
         assert self._floor is not None
         location = uploads[0].entry.location
         if manifest.first_sequence > self._floor:
@@ -223,7 +233,7 @@ class BrokeredCommitter:
         if len(wanted.data) > self._config.manifest_append_bytes_max:
             raise CommitUnknown(location, "the queue is full, and an earlier write may still land")
         await self._file.write(wanted)
-        return self._committed(uploads, manifest.next_sequence)
+        self._committed(uploads, manifest.next_sequence)
 
     def _find(self, manifest: Manifest, uploads: Sequence[Upload]) -> int | None:
         """The sequence of the first upload, if any of them is there: they were appended side by side."""
@@ -234,3 +244,15 @@ class BrokeredCommitter:
             if entry is not None and entry.location in places:
                 return sequence - places[entry.location]
         return None
+
+
+def _landed(manifest: Manifest, uploads: Sequence[Upload], first: int) -> int:
+    """How many of the uploads stand in the queue from `first` on. Those before its first entry did."""
+    for index, upload in enumerate(uploads):
+        sequence = first + index
+        if sequence < manifest.first_sequence:
+            continue
+        entry = manifest.entry(sequence)
+        if entry is None or entry.location != upload.entry.location:
+            return index
+    return len(uploads)
