@@ -12,6 +12,7 @@ from benchmarks.figures import (  # noqa: I001 - the order of the table: promise
     buffer_local,
     buffer_peer,
     log_read,
+    stream,
     simulation,
     local_files,
     buckets,
@@ -37,5 +38,6 @@ __all__ = [
     "memory",
     "oxia_tenant",
     "simulation",
+    "stream",
     "suite",
 ]

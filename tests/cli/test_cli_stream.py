@@ -12,16 +12,6 @@ from typing import Any
 import pytest
 from tests.stream.shared import BLOOM, EMPTY, ONE, VARY, delivered, osiris_files
 
-from forebay.cli import _app
-from forebay.cli._app import Registered
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not any(each.name == "stream" for each in _app.COMMANDS):
-        added = Registered("stream", "forebay.cli.stream", "Tier streams into a bucket, and read them back.")
-        monkeypatch.setattr(_app, "COMMANDS", (*_app.COMMANDS, added))
-
 
 @pytest.fixture
 def run(forebay: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
