@@ -24,6 +24,7 @@ from forebay.kit.metrics import (
 from forebay.kit.metrics_views import PROMETHEUS_CONTENT_TYPE, as_json, prometheus_text
 from forebay.kit.periodic import PeriodicConfig, PeriodicService
 from forebay.kit.retry import RetryPolicy, retry
+from forebay.kit.second_tries import SECOND_TRY_S, SecondTries
 from forebay.kit.service import Health, HealthStatus, Service, ServiceGroup
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "OTHER",
     "PROMETHEUS_CONTENT_TYPE",
     "SECONDS_BUCKETS",
+    "SECOND_TRY_S",
     "SERIES_PER_METRIC_MAX",
     "ULID_LENGTH",
     "Batcher",
@@ -58,6 +60,7 @@ __all__ = [
     "PeriodicConfig",
     "PeriodicService",
     "RetryPolicy",
+    "SecondTries",
     "Service",
     "ServiceGroup",
     "SystemClock",
