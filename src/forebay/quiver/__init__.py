@@ -4,6 +4,7 @@ from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Delivery
 from forebay.quiver._disk import Disk, DiskFile
 from forebay.quiver._errors import DirectoryInUse, QuiverFailed, QuiverFull, UnknownSubscriber
+from forebay.quiver._inspect import DirectoryView, describe_segment
 from forebay.quiver._local_disk import LocalDisk
 from forebay.quiver._quiver import Quiver, Receipt
 from forebay.quiver._reading import SegmentView
@@ -13,6 +14,7 @@ from forebay.quiver._stats import QuiverStats, SubscriberStats
 __all__ = [
     "Delivery",
     "DirectoryInUse",
+    "DirectoryView",
     "Disk",
     "DiskFile",
     "LocalDisk",
@@ -26,4 +28,5 @@ __all__ = [
     "SegmentView",
     "SubscriberStats",
     "UnknownSubscriber",
+    "describe_segment",
 ]

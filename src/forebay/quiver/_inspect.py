@@ -1,0 +1,145 @@
+"""A store's directory, read without opening it: nothing is locked, moved or written."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import FormatError, NotFound
+from forebay.formats.quiver_segment import SegmentMeta
+from forebay.quiver._errors import from_os_error
+from forebay.quiver._local_disk import LocalDisk
+from forebay.quiver._reading import SegmentView
+from forebay.quiver._recovery import DIRECTORIES, Recovered, recover
+from forebay.quiver._segment_file import segment_name
+
+__all__ = ["DirectoryView", "describe_segment"]
+
+
+def describe_segment(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The metadata of one segment file, with the parts whose checksum does not match."""
+    data = LocalDisk(Path(path).parent).read(Path(path).name)
+    view = SegmentView(data)
+    return {"kind": "segment", **_described(view.meta, len(data)), "bad_parts": view.bad_parts}
+
+
+def _described(meta: SegmentMeta, file_bytes: int) -> dict[str, Any]:
+    return {
+        "segment": meta.segment,
+        "signal": meta.signal,
+        "schema_hash": meta.schema_hash.hex(),
+        "rows": meta.rows,
+        "batches": len(meta.sources),
+        "codec": meta.codec,
+        "raw_bytes": meta.raw_bytes,
+        "file_bytes": file_bytes,
+        "ingested_ms": list(meta.ingested_ms),
+        "event_ns": None if meta.event_ns is None else list(meta.event_ns),
+        "wal_entries": [list(run) for run in meta.entries],
+    }
+
+
+class DirectoryView:
+    """What the next opening of the directory would find."""
+
+    def __init__(self, path: Path, found: Recovered) -> None:
+        self._path = path
+        self.found = found
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> DirectoryView:
+        """Raises `NotFound` where the directory is no store."""
+        root = Path(path)
+        if not all((root / each).is_dir() for each in DIRECTORIES):
+            raise NotFound(str(root), hint="it is not the directory of a Quiver store")
+        try:
+            return cls(root, recover(LocalDisk(root), read_only=True))
+        except OSError as error:
+            raise from_os_error("reading the directory", error) from error
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes, positions and losses."""
+        found, state = self.found, self.found.state
+        subscribers = []
+        for who in state.subscribers.values():
+            pending = [info for number, info in found.segments.items() if not who.is_resolved(number)]
+            subscribers.append(
+                {
+                    "name": who.name,
+                    "high_water": who.high_water,
+                    "gap_set_size": len(who.resolved_above),
+                    "lag_segments": len(pending),
+                    "pinned_bytes": sum(info.file_bytes for info in pending),
+                    "dropped": dict(who.dropped),
+                }
+            )
+        return {
+            "segments": len(found.segments),
+            "rows": sum(info.rows for info in found.segments.values()),
+            "segment_bytes": sum(info.file_bytes for info in found.segments.values()),
+            "wal_bytes": sum(file.size for file in found.wal_files),
+            "wal_entries": len(found.replay),
+            "ack_bytes": sum(file.size for file in found.ack_files)
+            + sum(each.size for each in found.checkpoints),
+            "aside_bytes": found.aside_bytes,
+            "next_segment": state.next_segment,
+            "losses": dict(state.losses),
+            "subscribers": subscribers,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Everything, with a line for each segment."""
+        segments = [
+            {
+                "segment": info.segment,
+                "signal": info.signal,
+                "rows": info.rows,
+                "file_bytes": info.file_bytes,
+                "ingested_ms": list(info.ingested_ms),
+                "event_ns": None if info.event_ns is None else list(info.event_ns),
+            }
+            for _, info in sorted(self.found.segments.items())
+        ]
+        return {
+            "kind": "quiver",
+            **{name: value for name, value in self.stats().items() if name != "segments"},
+            "recovery": asdict(self.found.report),
+            "segments": segments,
+        }
+
+    def verify(self) -> list[str]:
+        """Problems, one sentence each, after comparing every checksum."""
+        report = self.found.report
+        problems = []
+        for count, what in (
+            (report.damaged_ranges, "damaged ranges in the logs"),
+            (report.unknown_frames, "frames of an unknown type"),
+            (report.checkpoints_damaged, "damaged checkpoints"),
+            (report.segments_quarantined, "segments whose footer cannot be read"),
+            (len(report.segments_lost), "segments that are needed and gone"),
+        ):
+            if count:
+                problems.append(f"{count} {what}")
+        disk = LocalDisk(self._path)
+        for number in sorted(self.found.segments):
+            try:
+                view = SegmentView(disk.read(segment_name(number)))
+            except (FormatError, OSError) as error:
+                problems.append(f"segment {number}: {error}")
+                continue
+            if view.bad_parts:
+                problems.append(f"segment {number}: parts {view.bad_parts} are damaged")
+        return problems
+
+    def last_rows(self, count: int) -> list[dict[str, Any]]:
+        """The last rows of the finished segments, oldest first."""
+        rows: list[dict[str, Any]] = []
+        disk = LocalDisk(self._path)
+        for number in sorted(self.found.segments, reverse=True):
+            table = SegmentView(disk.read(segment_name(number))).table()
+            rows[:0] = table.slice(max(0, table.num_rows - (count - len(rows)))).to_pylist()
+            if len(rows) >= count:
+                break
+        return rows

@@ -1,0 +1,94 @@
+"""`forebay quiver`: a store's directory on the command line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.quiver.harness import batch, drain
+
+from forebay.cli import _app
+from forebay.cli._app import Registered
+from forebay.quiver import Quiver
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not any(each.name == "quiver" for each in _app.COMMANDS):
+        added = Registered("quiver", "forebay.cli.quiver", "Look into a Quiver store.")
+        monkeypatch.setattr(_app, "COMMANDS", (*_app.COMMANDS, added))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    async def fill() -> None:
+        async with Quiver(tmp_path / "q") as quiver:
+            await quiver.register("a")
+            await quiver.register("b")
+            for number in range(3):
+                await quiver.ingest(batch(number), signal="traces")
+                await quiver.flush()
+            assert await drain(quiver, "a", timeout_s=0.1) == [0, 1, 2]
+
+    asyncio.run(fill())
+    return tmp_path / "q"
+
+
+def test_inspect_shows_segments_and_positions_and_changes_nothing(
+    forebay: Callable[..., Any], directory: Path
+) -> None:
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    ran = forebay("quiver", "inspect", directory, "--output", "json")
+    [facts] = ran.documents
+    assert [(each["segment"], each["signal"], each["rows"]) for each in facts["segments"]] == [
+        (number, "traces", 10) for number in (1, 2, 3)
+    ]
+    assert {each["name"]: each["high_water"] for each in facts["subscribers"]} == {"a": 3, "b": 0}
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
+    assert "segment 2" in forebay("quiver", "inspect", directory).out
+
+
+def test_inspect_of_one_file_shows_its_metadata(forebay: Callable[..., Any], directory: Path) -> None:
+    path = directory / "segments" / "0000000000000002.arrow"
+    [facts] = forebay("quiver", "inspect", path, "--output", "json").documents
+    assert (facts["kind"], facts["segment"], facts["rows"]) == ("segment", 2, 10)
+    assert facts["event_ns"] == [1_000, 1_009]
+    assert facts["bad_parts"] == []
+
+
+def test_stats_show_lag_and_losses(forebay: Callable[..., Any], directory: Path) -> None:
+    [facts] = forebay("quiver", "stats", directory, "--output", "json").documents
+    assert (facts["segments"], facts["rows"], facts["next_segment"], facts["losses"]) == (3, 30, 4, {})
+    assert {each["name"]: each["lag_segments"] for each in facts["subscribers"]} == {"a": 0, "b": 3}
+    assert "3 segments behind" in forebay("quiver", "stats", directory).out
+
+
+def test_verify_finds_a_flipped_bit_and_fails(forebay: Callable[..., Any], directory: Path) -> None:
+    ran = forebay("quiver", "verify", directory, "--output", "json")
+    assert (ran.code, ran.documents[0]["ok"]) == (0, True)
+    path = directory / "segments" / "0000000000000002.arrow"
+    data = bytearray(path.read_bytes())
+    data[300] ^= 1
+    path.chmod(0o640)
+    path.write_bytes(data)
+    ran = forebay("quiver", "verify", directory, "--output", "json")
+    assert ran.code == 1
+    assert ran.documents[0]["problems"] == ["segment 2: parts [0] are damaged"]
+
+
+def test_tail_prints_the_last_rows(forebay: Callable[..., Any], directory: Path) -> None:
+    documents = forebay("quiver", "tail", directory, "--lines", 12).documents
+    assert len(documents) == 12
+    assert [each["number"] for each in documents] == [1, 1, *[2] * 10]
+
+
+def test_directory_that_is_no_store_is_refused_with_a_hint(
+    forebay: Callable[..., Any], tmp_path: Path
+) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        ran = forebay("quiver", "stats", path)
+        assert ran.code == 1
+        assert "Quiver store" in ran.err

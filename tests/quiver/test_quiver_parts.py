@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.errors import AccessDenied, StorageFull, Unavailable
+from forebay.quiver import LocalDisk
+from forebay.quiver._errors import from_os_error
+from forebay.quiver._runs import RunSet
+
+STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 8)), max_size=30)
+
+
+@given(STEPS)
+def test_runs_are_a_set_of_integers(steps: list[tuple[bool, int, int]]) -> None:
+    runs, model = RunSet(), set[int]()
+    for is_add, first, more in steps:
+        if is_add:
+            runs.add(first, first + more)
+            model |= set(range(first, first + more + 1))
+        else:
+            runs.remove(first, first + more)
+            model -= set(range(first, first + more + 1))
+        assert list(runs) == sorted(model)
+        assert len(runs) == len(model)
+        assert bool(runs) == bool(model)
+        assert all((number in runs) == (number in model) for number in range(50))
+        missing = {number for first, last in runs.gaps(5, 45) for number in range(first, last + 1)}
+        assert missing == set(range(5, 46)) - model
+        ends = [last for _, last in runs.runs()]
+        assert all(low + 1 < first for low, (first, _) in zip(ends, runs.runs()[1:], strict=False))
+
+
+@given(st.sets(st.integers(0, 60)), st.integers(0, 60))
+def test_end_of_run_is_where_contiguity_ends(numbers: set[int], start: int) -> None:
+    runs = RunSet((number, number) for number in numbers)
+    end = start
+    while end in numbers:
+        end += 1
+    assert runs.end_of_run(start) == end - 1
+
+
+async def test_lane_runs_in_order_in_a_thread_of_its_own(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    order: list[int] = []
+
+    def job(at: int) -> str:
+        order.append(at)
+        return threading.current_thread().name
+
+    names = await asyncio.gather(*(disk.run("wal", partial(job, at)) for at in range(20)))
+    assert order == list(range(20))
+    assert set(names) == {"quiver-wal"}
+    with pytest.raises(OSError, match="told"):
+        await disk.run("wal", _fail)
+    await disk.close()
+    assert not any(thread.name == "quiver-wal" for thread in threading.enumerate())
+
+
+def _fail() -> None:
+    raise OSError(errno.EIO, "told")
+
+
+def test_many_pieces_are_written_whole_and_over_what_was_there(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    file = disk.open("x", create=True)
+    pieces = [bytes([number % 256]) * (number % 7) for number in range(3_000)]
+    file.write(0, [b"?" * 10])
+    file.write(4, pieces)
+    file.sync()
+    assert disk.read("x") == b"????" + b"".join(pieces)
+    file.truncate(5)
+    file.close()
+    assert disk.read_range("x", 3, 100) == b"?" + b"".join(pieces)[:1]
+    with pytest.raises(FileExistsError):
+        disk.open("x", create=True)
+
+
+def test_map_stays_readable_when_its_file_is_gone(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    (tmp_path / "x").write_bytes(b"still here")
+    view = disk.read("x")
+    disk.remove("x")
+    disk.remove("x")
+    assert bytes(view) == b"still here"
+    assert disk.list("") == []
+
+
+def test_file_system_without_modes_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = LocalDisk(tmp_path)
+    (tmp_path / "x").write_bytes(b"")
+    calls = []
+
+    def chmod(path: Path, mode: int) -> None:
+        calls.append(path)
+        raise OSError(errno.EPERM, "no modes here")
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    disk.protect("x")
+    disk.protect("x")
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ENOSPC, StorageFull), (errno.EROFS, AccessDenied), (errno.EIO, Unavailable)],
+)
+def test_errors_of_the_file_system_are_told_in_our_words(number: int, kind: type[Exception]) -> None:
+    told = from_os_error("writing", OSError(number, "why"))
+    assert type(told) is kind
+    assert told.hint
