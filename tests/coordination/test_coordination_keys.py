@@ -89,6 +89,15 @@ async def test_put_any_overwrites(coordinator: Coordinator, directory: str) -> N
     assert await coordinator.put(f"{directory}/a", b"2", ANY) > first
 
 
+async def test_a_version_beyond_all_versions_is_refused(coordinator: Coordinator, directory: str) -> None:
+    key = f"{directory}/far"
+    await coordinator.put(key, b"1")
+    with pytest.raises(PreconditionFailed):
+        await coordinator.put(key, b"2", 1 << 80)
+    with pytest.raises(PreconditionFailed):
+        await coordinator.delete(key, 1 << 80)
+
+
 async def test_versions_never_come_back_after_delete(coordinator: Coordinator, directory: str) -> None:
     key = f"{directory}/a"
     seen: list[int] = []
@@ -237,7 +246,22 @@ async def test_keys_with_a_partition_key_are_found_with_it(coordinator: Coordina
 
 
 BAD_KEYS = [
-    *("", "/", "/a", "a/", "a//b", "a/b.c", "a/\n", "a/\0", "a/\ud800", "__oxia/x", "a/\u202eb"),
+    *(
+        "",
+        "/",
+        "/a",
+        "a/",
+        "a//b",
+        "a/../b",
+        "../a",
+        "./a",
+        "a/b.c",
+        "a/\n",
+        "a/\0",
+        "a/\ud800",
+        "__oxia/x",
+        "a/\u202eb",
+    ),
     "k" * (KEY_BYTES_MAX + 1),
     "ä" * (KEY_BYTES_MAX // 2 + 1),
 ]
@@ -334,7 +358,7 @@ def test_the_quick_look_at_a_key_accepts_nothing_that_the_long_one_refuses() -> 
         "ä",
         "\ud800",
     ]
-    stems = ["", "__oxia", "__oxia/", "__oxi", "a/__oxia", "d/"]
+    stems = ["", "__oxia", "__oxia/", "__oxi", "a/__oxia", "d/", "../", "./", "..a/", "a/../"]
     tails = ["".join(pair) for length in range(4) for pair in itertools.product(letters, repeat=length)]
     accepted = 0
     for key in (stem + tail for stem in stems for tail in tails):

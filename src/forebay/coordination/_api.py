@@ -70,7 +70,7 @@ SESSION_TIMEOUT_MS_MAX = 300_000
 """Bounds of a session timeout: those of an Oxia server, so that every tenant takes the same values."""
 
 # Printable ASCII in parts that are not empty, no dot in the last one: most keys, told by one call.
-_is_plain_key = re.compile(r"(?!__oxia/|__oxia\Z)(?:[ -.0-~]+/)*[ -\-0-~]+").fullmatch
+_is_plain_key = re.compile(r"(?!__oxia/|__oxia\Z)(?:(?!\.\.?/)[ -.0-~]+/)*[ -\-0-~]+").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,5 +425,7 @@ def _check_path(key: str) -> None:
     parts = key.split("/")
     if "" in parts:
         raise InvalidKey(key, "a part is empty", hint="use plain names between single slashes")
+    if "." in parts or ".." in parts:
+        raise InvalidKey(key, "a part is '.' or '..'", hint="keys are names, not paths: write the whole key")
     if parts[0] == "__oxia":
         raise InvalidKey(key, "'__oxia' belongs to the server")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from forebay.coordination._api import Delete, DeleteRange, Operation, Put, WriteResult, directory_of
+from forebay.coordination._api import Delete, DeleteRange, Operation, Put, When, WriteResult, directory_of
 from forebay.errors import PreconditionFailed, SessionExpired
 from forebay.kit.conditions import ABSENT, ANY, Condition
 
@@ -31,6 +31,7 @@ _STATEMENT_ROWS = 25
 """Rows of one statement. One statement per row would take twice as long, and more rows gain nothing."""
 _PUT_PLAIN = "insert or replace into kv values (?, ?, ?, ?, null)"
 _PUT_ROWS = _PUT_PLAIN + ", (?, ?, ?, ?, null)" * (_STATEMENT_ROWS - 1)
+_VERSION_MAX = 2**63 - 1
 _DEAD = "from session where expires_ms <= ? or boot_id <> ?"
 
 
@@ -121,7 +122,7 @@ class Transaction:
             statement = _PUT if put.when is ANY else _CREATE
             row = (directory, name, put.value, version, session_id)
             return self._connection.execute(statement, row).rowcount == 1
-        change = (put.value, version, session_id, directory, name, put.when)
+        change = (put.value, version, session_id, directory, name, _bindable(put.when))
         return self._connection.execute(_REPLACE, change).rowcount == 1
 
     def _delete(self, delete: Delete) -> WriteResult:
@@ -137,7 +138,9 @@ class Transaction:
         if delete.when is ANY:
             self._count(self._connection.execute(_DELETE, (directory, name)).rowcount)
             return True
-        cursor = self._connection.execute(f"{_DELETE} and version = ?", (directory, name, delete.when))
+        cursor = self._connection.execute(
+            f"{_DELETE} and version = ?", (directory, name, _bindable(delete.when))
+        )
         return self._count(cursor.rowcount)
 
     def _delete_range(self, delete: DeleteRange) -> None:
@@ -206,6 +209,11 @@ class Transaction:
             row = (session_id, self._now_ms, self._boot_id)
             alive = self._alive[session_id] = bool(self._connection.execute(query, row).fetchall())
         return alive
+
+
+def _bindable(when: When) -> When:
+    """No record has a version that sqlite cannot hold: the highest one it can refuses as well."""
+    return when if isinstance(when, Condition) else min(when, _VERSION_MAX)
 
 
 def plain_refusal(connection: sqlite3.Connection, put: Put) -> PreconditionFailed | None:
