@@ -111,7 +111,7 @@ def test_build_backend_is_pinned() -> None:
 
 
 def test_every_extra_of_the_design_is_offered() -> None:
-    assert set(project()["project"]["optional-dependencies"]) == {"spark", "broker", "otel", "oxia", "dev"}
+    assert {"spark", "broker", "otel", "oxia", "dev"} <= set(project()["project"]["optional-dependencies"])
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/quickstart.md", ".ci/run"])
