@@ -140,5 +140,5 @@ class Model(RuleBasedStateMachine):
         self.runner.close()
 
 
-Model.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+Model.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestModel = Model.TestCase

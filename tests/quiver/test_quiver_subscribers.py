@@ -53,6 +53,31 @@ def test_start_position_is_what_was_asked_for() -> None:
     simulate(scenario)
 
 
+def test_newcomer_does_not_wait_for_segments_that_are_gone() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        quiver = await store(world, disk, SLOW).open()
+        await quiver.register("a")
+        await segments(quiver, 3)
+        first, second, third = [await take(quiver, "a") for _ in range(3)]
+        assert await second.ack()
+        await quiver.maintain()
+        await quiver.register("late")
+        assert await drain(quiver, "late") == [0, 2]
+        assert stats_of(quiver, "late").high_water == 3
+        assert stats_of(quiver, "late").dropped == {}
+        assert await first.ack()
+        assert await third.ack()
+        await quiver.maintain()
+        for name in ("a", "late"):
+            await quiver.unregister(name)
+        for power_loss in (False, True):
+            async with store(world, disk.after_crash(power_loss=power_loss)) as again:
+                assert again.report.is_clean, "what was deleted on purpose is not lost"
+                assert again.stats().next_segment == 4
+
+    simulate(scenario)
+
+
 def test_registering_again_keeps_the_position_also_after_a_restart() -> None:
     async def scenario(world: World, disk: SimDisk) -> None:
         async with store(world, disk, SLOW) as quiver:

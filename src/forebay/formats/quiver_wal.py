@@ -51,6 +51,8 @@ class Entry:
     signal: str
     context: Mapping[str, str] = field(default_factory=dict)
     fingerprint: bytes = b""
+    size: int = -1
+    """Logical bytes of the batch; -1 lets `encode` count them."""
 
 
 def fingerprint(schema: pa.Schema) -> bytes:
@@ -74,7 +76,7 @@ def encode(entry: Entry, codec: str) -> bytes:
         CODECS.index(codec),
         len(signal),
         len(context),
-        batch.nbytes,
+        batch.nbytes if entry.size < 0 else entry.size,
     )
     sink = pa.BufferOutputStream()
     sink.write(b"".join((head, signal, context)))
@@ -90,7 +92,7 @@ def decode(body: bytes | memoryview) -> Entry:
     view = memoryview(body)
     if len(view) < _HEAD.size:
         raise Corrupt(_WHAT, len(view), "cut short")
-    digest, rows, codec, signal_size, context_size, _ = _HEAD.unpack_from(view)
+    digest, rows, codec, signal_size, context_size, size = _HEAD.unpack_from(view)
     begin = _HEAD.size + signal_size + context_size
     if codec >= len(CODECS) or signal_size > SIGNAL_BYTES_MAX or begin > len(view):
         raise Corrupt(_WHAT, 36, "a length or the codec is out of range")
@@ -106,4 +108,4 @@ def decode(body: bytes | memoryview) -> Entry:
         raise Corrupt(_WHAT, begin, str(error)) from error
     if batch.num_rows != rows or fingerprint(batch.schema) != digest:
         raise Corrupt(_WHAT, 0, "rows or schema are not those of the Arrow bytes")
-    return Entry(batch, signal, context, digest)
+    return Entry(batch, signal, context, digest, size)

@@ -93,9 +93,8 @@ class Finalizer:
             segment = self._open[key] = Frozen(signal, schema_hash, self._clock.monotonic())
             self._wake.set()
         segment.batches.append(batch)
-        size = batch.batch.nbytes
-        segment.bytes += size
-        self.bytes += size
+        segment.bytes += batch.size
+        self.bytes += batch.size
         if segment.bytes >= self._config.segment_bytes or len(segment.batches) >= SOURCES_MAX:
             self._freeze(key)
 

@@ -118,7 +118,8 @@ class LocalDisk:
             thread = self._lanes[lane] = _Thread(lane)
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         thread.jobs.put((work, future))
-        return await asyncio.shield(future)
+        # Whoever stops waiting cancels the future alone; the work goes on to its end.
+        return await future
 
     async def close(self) -> None:
         """Wait for every lane."""

@@ -45,6 +45,7 @@ from forebay.quiver._metrics import QuiverMetrics
 from forebay.quiver._recovery import DIRECTORIES, ENTRY_TYPE, Recovered, recover
 from forebay.quiver._report import RecoveryReport
 from forebay.quiver._retention import Parts, Retention
+from forebay.quiver._runs import RunSet
 from forebay.quiver._segment_file import Batch, SegmentInfo
 from forebay.quiver._stats import QuiverStats, collect
 
@@ -197,7 +198,7 @@ class Quiver:
         self._retention.judge_all()
         for each in found.replay:
             entry = each.entry
-            batch = Batch(each.sequence, each.time_ms, entry.batch, dict(entry.context))
+            batch = Batch(each.sequence, each.time_ms, entry.batch, dict(entry.context), entry.size)
             self._finalizer.add(entry.signal, entry.fingerprint, batch)
         report = found.report
         self._metrics.replayed.inc(report.entries_replayed)
@@ -251,17 +252,18 @@ class Quiver:
         """
         self._check_open()
         await self._wal.has_room(self._config.pending_bytes_max)
-        entry = Entry(batch, signal, context or {}, self._fingerprint(batch.schema))
+        size = batch.nbytes
+        entry = Entry(batch, signal, context or {}, self._fingerprint(batch.schema), size)
         body = quiver_wal.encode(entry, self._config.wal_codec)
-        need = max(len(body), batch.nbytes) + FRAME_OVERHEAD_BYTES
+        need = max(len(body), size) + FRAME_OVERHEAD_BYTES
         await self._retention.admit(need)
         await self._admit_to_wal(len(body) + FRAME_OVERHEAD_BYTES)
         now_ms = self._clock.now_ms()
-        held = Batch(0, now_ms, self._held(batch, body), dict(entry.context))
+        held = Batch(0, now_ms, self._held(batch, size, body), dict(entry.context), size)
         item = self._wal.append(
             ENTRY_TYPE, now_ms * 1_000_000, body, _Payload(signal, entry.fingerprint, held)
         )
-        await asyncio.shield(item.done)
+        await item.done
         return Receipt(item.sequence, now_ms)
 
     async def flush(self) -> None:
@@ -271,9 +273,9 @@ class Quiver:
         self._finalizer.freeze_all()
         await self._finalizer.settled()
 
-    def _held(self, batch: pa.RecordBatch, body: bytes) -> pa.RecordBatch:
+    def _held(self, batch: pa.RecordBatch, size: int, body: bytes) -> pa.RecordBatch:
         """The batch to keep in memory: not a slice that holds on to a parent many times its size."""
-        if batch.get_total_buffer_size() <= 2 * batch.nbytes + 65_536:
+        if batch.get_total_buffer_size() <= 2 * size + 65_536:
             return batch
         return quiver_wal.decode(body).batch
 
@@ -311,7 +313,7 @@ class Quiver:
             self._finalizer.add(
                 payload.signal,
                 payload.fingerprint,
-                Batch(item.sequence, batch.time_ms, batch.batch, batch.context),
+                Batch(item.sequence, batch.time_ms, batch.batch, batch.context, batch.size),
             )
             rows[payload.signal] = rows.get(payload.signal, 0) + batch.batch.num_rows
         self._metrics.batches.inc(len(group))
@@ -354,8 +356,11 @@ class Quiver:
         """
         self._check_open()
         quiver_ack.check_subscriber(name)
-        if name in self._acks.state.subscribers:
-            return
+        async with self._retention.lock:
+            if name not in self._acks.state.subscribers:
+                await self._acks.commit(self._registration(name, start))
+
+    def _registration(self, name: str, start: str | int) -> list[Record]:
         oldest = min(self._segments, default=self._finalizer.next_segment)
         # When damage took acknowledgements, this may be a subscriber that was there before: skip nothing.
         if start == "earliest" or self.report.redelivery_possible:
@@ -366,7 +371,11 @@ class Quiver:
             raise UsageError(f"start is {start!r}", hint="earliest, latest, or the number of a segment")
         else:
             after = min(max(start, oldest), self._finalizer.next_segment) - 1
-        await self._acks.commit([Register(name, after)])
+        # Numbers that are gone already are resolved for the newcomer, or its mark would wait for them.
+        present = RunSet((number, number) for number in sorted(self._segments))
+        # One that is being written now has a number that no record has spoken of yet: it is still to come.
+        gone = present.gaps(after + 1, self._acks.state.next_segment - 1)
+        return [Register(name, after), *(Outcome(name, first, last, "ack") for first, last in gone)]
 
     async def unregister(self, name: str) -> bool:
         """Remove a subscriber, durably: it pins nothing any more. False where there is none."""

@@ -63,7 +63,8 @@ class Retention:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._config = parts.config
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
+        """Held by whoever deletes segments, or must see none deleted."""
         self._last_ms = parts.clock.now_ms()
         self._last_s = parts.clock.monotonic()
         self._paused_until = 0.0
@@ -110,7 +111,7 @@ class Retention:
 
     async def run(self) -> None:
         """Sweep, expire, and hold the cap."""
-        async with self._lock:
+        async with self.lock:
             await self._trim()
             await self._sweep(self._config.headroom_bytes)
             await self._expire()
@@ -121,7 +122,7 @@ class Retention:
         """Make room for a batch, or raise `QuiverFull`."""
         if not self._is_over(more):
             return
-        async with self._lock:
+        async with self.lock:
             if self._is_over(more):
                 await self._relieve(more)
         if self._is_over(more):
@@ -130,7 +131,7 @@ class Retention:
 
     async def trim(self) -> None:
         """Delete WAL files that hold nothing but what is in segments."""
-        async with self._lock:
+        async with self.lock:
             await self._trim()
 
     def _is_over(self, more: int) -> bool:
