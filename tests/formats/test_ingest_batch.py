@@ -92,3 +92,9 @@ def test_a_batch_over_the_limit_is_not_decoded() -> None:
 def test_entries_must_be_bytes() -> None:
     with pytest.raises(UsageError):
         ingest_batch.encode([object()])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("entry", ["text", None, 7, True, 1.5, [b"x"], {}])
+def test_json_that_is_not_bytes_is_not_written(entry: object) -> None:
+    with pytest.raises(UsageError):
+        ingest_batch.encode([b"x", entry])  # type: ignore[list-item]

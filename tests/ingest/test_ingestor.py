@@ -313,3 +313,31 @@ def test_every_entry_is_stored_once_and_in_order(calls: list[list[bytes]]) -> No
         return [entry for batch in found for entry in batch]
 
     assert asyncio.run(work()) == [entry for call in calls for entry in call]
+
+
+@pytest.mark.parametrize("entries", ["text", b"bytes", ["text"], [b"fine", None], [7], [[b"nested"]]])
+async def test_what_is_not_bytes_is_refused_and_spoils_nothing(entries: object) -> None:
+    """Text would be JSON too, and durable, and no collector could ever read it."""
+    store = MemoryStore()
+    async with Ingestor(store, IngestorConfig(flush_interval_ms=60_000)) as ingestor:
+        watcher = await ingestor.ingest([b"good"])
+        with pytest.raises(UsageError):
+            await ingestor.ingest(entries)  # type: ignore[arg-type]
+    assert watcher.result()
+    [location] = await pending(store)
+    assert ingest_batch.decode((await store.get(location)).data) == [b"good"]
+
+
+async def test_an_entry_that_its_caller_changes_later_is_stored_as_it_was() -> None:
+    store, entry = MemoryStore(), bytearray(b"before")
+    async with Ingestor(store, IngestorConfig(flush_interval_ms=60_000)) as ingestor:
+        await ingestor.ingest([entry])  # type: ignore[list-item]
+        entry[:] = b"after!"
+    [location] = await pending(store)
+    assert ingest_batch.decode((await store.get(location)).data) == [b"before"]
+
+
+@pytest.mark.parametrize("path", [".", "..", "a/../b", "./a"])
+def test_a_path_that_climbs_is_refused(path: str) -> None:
+    with pytest.raises(InvalidKey):
+        IngestorConfig(data_path_prefix=path)

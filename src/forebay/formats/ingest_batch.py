@@ -31,10 +31,11 @@ _AT_BYTE: Final = re.compile(r"\(byte (\d+)\)")
 
 def encode(entries: Sequence[bytes]) -> bytes:
     """The batch. An entry is any bytes, the empty ones included."""
-    try:
-        return _encode(list(entries))
-    except (TypeError, NotImplementedError) as error:
-        raise UsageError(f"an entry is not bytes: {error}", hint="encode each entry first") from error
+    for entry in entries:
+        # Text, numbers and None are JSON as well, but nobody would get them back.
+        if not isinstance(entry, (bytes, bytearray, memoryview)):
+            raise UsageError(f"an entry is {type(entry).__name__}, not bytes", hint="encode each entry first")
+    return _encode(list(entries))
 
 
 def encoded_bytes(entries: Sequence[bytes]) -> int:

@@ -121,11 +121,18 @@ class Ingestor:
 
     async def ingest(self, entries: Sequence[bytes]) -> WriteWatcher:
         """Accept entries, in order, waiting while too many bytes are not durable yet. They stay together."""
+        if isinstance(entries, (bytes, bytearray, memoryview, str)):
+            raise UsageError("entries is a single value", hint="give a list of bytes, also for one entry")
         if not entries:
             raise UsageError("there are no entries to ingest", hint="give at least one; b'' counts as one")
-        size = sum(map(len, entries))
+        # Checked before they are accepted: one bad entry must not spoil the batch of others.
+        for entry in entries:
+            if not isinstance(entry, (bytes, bytearray, memoryview)):
+                raise UsageError(f"an entry is {type(entry).__name__}", hint="entries are bytes")
+        kept = tuple(map(bytes, entries))  # The caller may go on to change what it has.
+        size = sum(map(len, kept))
         counted = min(size, self._config.max_unflushed_bytes)
-        return WriteWatcher(await self._batcher.add(tuple(entries), counted))
+        return WriteWatcher(await self._batcher.add(kept, counted))
 
     @property
     def unflushed_bytes(self) -> int:

@@ -23,7 +23,7 @@ _PATH: Final = re.compile(r"[A-Za-z0-9._=-]+(?:/[A-Za-z0-9._=-]+)*")
 
 def check_path(name: str, path: str) -> str:
     """Return `path`, or raise `InvalidKey` where some store would change it. `name` is the setting."""
-    if not _PATH.fullmatch(path):
+    if not _PATH.fullmatch(path) or any(part in (".", "..") for part in path.split("/")):
         raise InvalidKey(
             path, f"not usable as {name}", hint="letters, digits and . _ = - between single slashes, no more"
         )
