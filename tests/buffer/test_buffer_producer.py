@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import random
@@ -24,9 +25,18 @@ from forebay.buffer import (
     Reader,
     UploadFailed,
 )
-from forebay.errors import Backpressure, Closed, LimitExceeded, NotDone, Unavailable, UsageError
+from forebay.errors import (
+    Backpressure,
+    Closed,
+    LimitExceeded,
+    NotDone,
+    OutcomeUnknown,
+    Unavailable,
+    UsageError,
+)
 from forebay.formats import buffer_batch, buffer_manifest
 from forebay.kit import MetricsRegistry, RetryPolicy
+from forebay.kit.conditions import ANY
 from forebay.storage import MemoryStore, open_store
 from forebay.storage._api import Buffer, When
 from forebay.testing import Actor, World
@@ -269,6 +279,62 @@ async def test_a_cancelled_close_answers_every_watcher_and_tells_the_count(
     assert "1 calls were not durable" in caplog.text
     with pytest.raises(Closed):
         await handle.watcher.await_durable()
+
+
+class HeldStore(MemoryStore):
+    """The first put of the manifest and those of batches with `late` in them wait to be let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manifest_tried, self.manifest_free, self.late_free = (asyncio.Event() for _ in range(3))
+        self.begun: dict[bytes, asyncio.Event] = {}
+        self.stored: dict[bytes, asyncio.Event] = {}
+
+    async def put(self, key: str, data: Buffer, when: When = ANY) -> str:
+        if key == CONFIG.manifest_path:
+            if not self.manifest_tried.is_set():
+                self.manifest_tried.set()
+                await self.manifest_free.wait()
+                raise Unavailable("once")
+            return await super().put(key, data, when)
+        record = buffer_batch.decode(bytes(data))[0]
+        self.begun.setdefault(record, asyncio.Event()).set()
+        if record == b"late":
+            await self.late_free.wait()
+        version = await super().put(key, data, when)
+        self.stored.setdefault(record, asyncio.Event()).set()
+        return version
+
+
+async def test_what_a_cancelled_close_calls_not_done_is_not_done() -> None:
+    """A commit that tries again takes along what is ready: what it may carry is not called undone."""
+    store = HeldStore()
+    config = replace(CONFIG, flush_interval_ms=0, commit_retry=RetryPolicy(attempts_max=5, base_ms=1))
+    producer = Producer(config, store=store)
+    handles = {b"first": await producer.produce([b"first"])}
+    await store.manifest_tried.wait()
+    handles[b"ready"] = await producer.produce([b"ready"])
+    await store.stored.setdefault(b"ready", asyncio.Event()).wait()
+    handles[b"late"] = await producer.produce([b"late"])
+    await store.begun.setdefault(b"late", asyncio.Event()).wait()
+    closing = asyncio.create_task(producer.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    store.late_free.set()
+    await store.stored.setdefault(b"late", asyncio.Event()).wait()
+    store.manifest_free.set()
+    await handles[b"first"].watcher.await_durable()
+    told_undone = set()
+    for record, handle in handles.items():
+        with contextlib.suppress(OutcomeUnknown):
+            try:
+                handle.watcher.result()
+            except Closed:
+                told_undone.add(record)
+    assert told_undone == {b"late"}
+    assert await batches(store) == [[b"first"], [b"ready"]]
 
 
 async def test_a_producer_dropped_without_close_tells_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:

@@ -148,6 +148,7 @@ class Producer:
         self._ordinal = 0
         self._inputs = 0
         self._closed = False
+        self._abandoned = False
         self._batcher: Batcher[_Input, _Uploaded, Durable] = Batcher(
             self._upload,
             self._commit,
@@ -220,7 +221,8 @@ class Producer:
         uploaded = _Uploaded(upload, items, raw_bytes, len(data), began)
         upload.number, upload.following = items[0].number, items[-1].number + 1
         upload.on_commit = partial(self._landed, uploaded)
-        self._committer.ready(upload)
+        if not self._abandoned:  # Else its calls were told that it is not done, so no commit may carry it.
+            self._committer.ready(upload)
         return uploaded
 
     def _tail(self, data: bytes, records: int) -> bytes:
@@ -325,6 +327,7 @@ class Producer:
         lost = self._batcher.pending_items
         if lost:
             _log.warning("producer %s: %d calls were not durable when %s", self.instance, lost, why)
+        self._abandoned = True
         self._batcher._abort()
 
     async def __aenter__(self) -> Self:

@@ -408,7 +408,12 @@ class Batcher(Generic[Item, Uploaded, Result]):
             self._timer.cancel()
         self._to_upload.clear()
         while self._line:
-            self._answer(self._line.popleft(), Closed("the batcher was cancelled before the commit"))
+            batch = self._line.popleft()
+            if self._committing and batch.ready and batch.error is None:
+                # The engine knows of it, and a commit that takes along what is ready may carry it.
+                self._answer(batch, OutcomeUnknown("commit", reason="it was cancelled"))
+            else:
+                self._answer(batch, Closed("the batcher was cancelled before the commit"))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
