@@ -24,6 +24,7 @@ from forebay.errors import AccessDenied
 from forebay.formats import buffer_manifest
 from forebay.formats.buffer_manifest import CorruptManifest, Metadata, NewEntry
 from forebay.kit import RetryPolicy
+from forebay.storage import MemoryStore
 
 PATH = "ingest/manifest"
 CONFIG = BufferConfig(commit_retry=RetryPolicy(attempts_max=4, base_ms=10, cap_ms=50, deadline_ms=5_000))
@@ -286,3 +287,34 @@ async def test_batches_that_become_ready_while_a_commit_tries_again_go_along() -
     writes = bench.store.counts["manifest.put"]
     assert await bench.committer.commit([second]) == [Committed(1, "b")]
     assert bench.store.counts["manifest.put"] == writes, "the answer is repeated, not the write"
+
+
+async def test_a_batch_that_no_attempt_has_carried_is_not_unknown_for_what_others_consumed() -> None:
+    """The reply to the first is lost and its place consumed; the second, taken along, was never sent."""
+    bench = Bench()
+    first, second = bench.upload("a"), bench.upload("b")
+    first.number, first.following = 0, 1
+    second.number, second.following = 1, 2
+
+    async def others() -> None:
+        bench.committer.ready(second)
+        await bench.another().commit([bench.upload("x"), bench.upload("y")])
+        found = await bench.store.get(PATH)
+        rest = buffer_manifest.dequeue(buffer_manifest.decode(found.data), 1)
+        await MemoryStore.put(bench.store, PATH, rest.data, found.version)
+
+    bench.store.before_put = others
+    bench.store.script.extend(["ok", "lost"])
+    [answer] = await bench.committer.commit([first])
+    assert isinstance(answer, CommitUnknown)
+    assert await bench.committer.commit([second]) == [Committed(2, "b")]
+
+
+async def test_a_refusal_whose_truth_nobody_could_see_is_unknown() -> None:
+    """A client that sent the write twice is told of its own success as a conflict."""
+    bench = Bench(replace(CONFIG, commit_retry=RetryPolicy(attempts_max=1)))
+    bench.store.script.append("refused")
+    bench.store.reads.extend(["ok", "before"])
+    [answer] = await bench.commit("a")
+    assert isinstance(answer, CommitUnknown)
+    assert await bench.locations() == ["a"]

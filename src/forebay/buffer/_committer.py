@@ -103,6 +103,8 @@ class _Waiting:
     """As it lies in the store now."""
     names: set[str]
     """Every location that an attempt which may still land has carried."""
+    tried: bool = False
+    """Whether such an attempt has carried it at all; a batch that was taken along later has not been."""
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +134,7 @@ class _Group:
         self.sequence, self.doubtful = None, False
         for item in self.waiting:
             item.names = {item.upload.entry.location}
+            item.tried = False
 
 
 class ManifestCommitter:
@@ -239,7 +242,7 @@ class ManifestCommitter:
             return
         for index, item in enumerate(list(group.waiting)):
             sequence = group.sequence + index
-            if sequence >= manifest.next_sequence:
+            if sequence >= manifest.next_sequence or not item.tried:
                 continue
             entry = manifest.entry(sequence)
             if entry is None:
@@ -283,6 +286,8 @@ class ManifestCommitter:
         base = self._file.manifest
         group.sequence, group.version = base.next_sequence, self._file.version
         manifest = buffer_manifest.append(base, [item.upload.entry for item in group.waiting])
+        for item in group.waiting:
+            item.tried = True
         self._metrics.commit_batches.observe(len(group.waiting))
         self._metrics.writes.attempted()
         began = self._clock.monotonic()
@@ -290,6 +295,7 @@ class ManifestCommitter:
             await self._file.write(manifest)
         except PreconditionFailed:
             self._metrics.writes.conflicted()
+            group.doubtful = True  # Until a look shows another version: a server may have sent it twice.
             raise
         except NotDone:
             raise
