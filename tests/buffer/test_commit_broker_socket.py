@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket as sockets
 import struct
 from pathlib import Path
 
@@ -134,7 +135,32 @@ async def test_one_broker_per_socket(tmp_path: Path) -> None:
 
 
 async def test_a_socket_left_by_a_killed_broker_is_taken_over(tmp_path: Path) -> None:
-    (tmp_path / "s").touch()
+    with sockets.socket(sockets.AF_UNIX) as left:
+        left.bind(str(tmp_path / "s"))
     async with server(MemoryStore(), tmp_path / "s"):
         pass
     assert not (tmp_path / "s").exists()
+
+
+async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    with pytest.raises(UsageError):
+        await server(MemoryStore(), path).start()
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("item", [(-1, 0, b""), (1 << 32, 0, b""), (0, 1 << 63, b"")])
+async def test_numbers_that_do_not_fit_end_only_the_connection_they_came_on(
+    tmp_path: Path, item: tuple[int, int, bytes]
+) -> None:
+    store = MemoryStore()
+    deadline = SystemClock().monotonic() + 60
+    async with server(store, tmp_path / "s"):
+        bad, good = socket(store, tmp_path / "s"), socket(store, tmp_path / "s")
+        with pytest.raises(OutcomeUnknown):
+            await bad.request(CommitRequest(1, deadline, (("q/data/bad", (item,), b""),)))
+        reply = await good.request(request())
+        await bad.close()
+        await good.close()
+    assert reply.kind == ReplyKind.COMMITTED

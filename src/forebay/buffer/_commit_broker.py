@@ -30,7 +30,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -51,7 +51,9 @@ __all__ = ["CommitBroker", "CommitReply", "CommitRequest", "ReplyKind", "WireEnt
 REQUESTS_WAITING_MAX: Final = 10_000
 """Requests in line. One more is refused, and its producer commits for itself."""
 
-WireMetadata = tuple[int, int, bytes]
+_U32 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+_I64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+WireMetadata = tuple[_U32, _I64, bytes]
 WireEntry = tuple[str, tuple[WireMetadata, ...], bytes]
 """Location, metadata items and tail of an entry, as they travel."""
 

@@ -100,8 +100,10 @@ class BrokerServer:
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def start(self) -> None:
-        """Listen. Raises `UsageError` where another broker is listening on the same path."""
+        """Listen. Raises `UsageError` where another broker listens on the path, or where it is no socket."""
         if self._path.exists():
+            if not self._path.is_socket():
+                raise UsageError(f"{self._path} is not a socket", hint="name a file that does not exist yet")
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_unix_connection(str(self._path))
                 await _hang_up(writer)
