@@ -248,6 +248,8 @@ def with_consumer(steps: str) -> int:
         elif steps == "fenced unnoticed":
             other = Consumer(replace(config, gc_enabled=False), me.clock, store=me.store, ids=me.ids)
             await other.initialize()
+        elif steps == "taken over by itself":
+            await consumer.initialize()
         elif steps == "dropped":
             del consumer
             gc.collect()
@@ -262,8 +264,9 @@ def with_consumer(steps: str) -> int:
     return World(1).run(main)
 
 
-def test_a_living_consumer_collects() -> None:
-    assert with_consumer("alive") == 0
+@pytest.mark.parametrize("steps", ["alive", "taken over by itself"])
+def test_a_living_consumer_collects(steps: str) -> None:
+    assert with_consumer(steps) == 0
 
 
 @pytest.mark.parametrize("steps", ["closed", "fenced", "fenced unnoticed", "dropped"])

@@ -111,7 +111,8 @@ class Consumer:
                 await self._clock.sleep(self._config.read_retry.wait_s(tries, self._random))
         self._cursor = Cursor(last_acked_sequence)
         self._look_at(self._file.manifest)
-        if self._config.gc_enabled and self._gc_task is None:
+        if self._config.gc_enabled:
+            self._stop_collecting()  # One of an earlier epoch would never delete anything again.
             self._gc_task = self._start_collecting()
 
     async def _take_over(self, last_acked: int | None) -> None:
