@@ -220,3 +220,12 @@ def test_verify_names_a_batch_that_is_there_twice(forebay: Run, tmp_path: Path) 
     asyncio.run(write())
     [problem] = forebay("buffer", "verify", tmp_path, "-o", "json").document["problems"]
     assert problem["sequence"] == 1
+
+
+@pytest.mark.parametrize("name", ["01J5T4R3KXBMZ7QV9N2WG8YDHP.batch", "copy"])
+def test_three_records_that_look_like_an_empty_manifest_are_a_batch(
+    forebay: Run, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes(buffer_batch.encode([b"", b"", b"abc"]))
+    found = forebay("buffer", "inspect", tmp_path / name, "-o", "json").document
+    assert found == {"kind": "batch", "compression": "none", "records": 3, "data": ["", "", "YWJj"]}

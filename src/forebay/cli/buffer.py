@@ -248,13 +248,15 @@ def _recognized(data: bytes, name: str) -> Batch | Manifest:
 
     shown = name.partition("?")[0]
     try:
-        return buffer_manifest.decode(data, name=shown)
-    except (FormatError, UsageError) as error:
-        no_manifest = error
-    try:
+        # Batches first: three records can be the 22 bytes of a manifest without entries, while a manifest is
+        # a batch only from epoch 2^32 on.
         return buffer_batch.decode(data, name=shown)
     except (FormatError, UsageError) as error:
-        reason = f"neither a manifest ({no_manifest.message}) nor a batch ({error.message})"
+        no_batch = error
+    try:
+        return buffer_manifest.decode(data, name=shown)
+    except (FormatError, UsageError) as error:
+        reason = f"neither a manifest ({error.message}) nor a batch ({no_batch.message})"
         raise Corrupt(shown, 0, reason) from error
 
 
