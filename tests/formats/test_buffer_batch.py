@@ -195,3 +195,10 @@ def test_mutations_never_do_anything_but_decode_or_raise(data: st.DataObject) ->
         except FormatError:
             continue
         assert decode(encode(records)) == records
+
+
+def test_frames_without_content_are_counted_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_batch, "FRAMES_MAX", 10)
+    assert len(decode(frame(b"") * 10 + footer(1, 0))) == 0
+    with pytest.raises(TooLarge):
+        decode(frame(b"") * 11 + footer(1, 0))

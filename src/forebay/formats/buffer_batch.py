@@ -71,6 +71,8 @@ _PIECE_BYTES: Final = 4096
 """Input handed to the decompressor at once where sizes cannot be trusted: four bytes can become 128 KiB."""
 _TRUSTED_RATIO: Final = 4096
 """Bytes that a frame may claim per stored byte and still be decompressed in one go."""
+FRAMES_MAX: Final = 1 << 20
+"""Most zstd frames in one block: empty ones cost time and say nothing."""
 _WHAT: Final = "buffer batch"
 
 
@@ -251,10 +253,13 @@ def _decompressed(stored: memoryview, limit: int, name: str) -> bytes:
 
 def _decompressed_by_frames(stored: memoryview, limit: int, name: str) -> bytes:
     out: list[bytes] = []
-    total, place = 0, 0
+    total, place, frames = 0, 0, 0
+    decompressor = zstandard.ZstdDecompressor()
     while place < len(stored):
-        start = place
-        frame = zstandard.ZstdDecompressor().decompressobj()
+        start, frames = place, frames + 1
+        if frames > FRAMES_MAX:
+            raise TooLarge(name, "FRAMES_MAX", limit=FRAMES_MAX, actual=frames)
+        frame = decompressor.decompressobj()
         while not frame.eof and place < len(stored):
             piece = stored[place : place + _PIECE_BYTES]
             try:
