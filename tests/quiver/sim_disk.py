@@ -49,6 +49,8 @@ class SimDisk:
         self.capacity: int | None = None
         self.faults: list[tuple[str, str, int]] = []
         """(operation, part of the name, errno), each used once."""
+        self.fail_at: tuple[int, int] | None = None
+        """The number of an operation, and the error it fails with."""
         self.history: list[str] = []
         self.lanes: dict[str, asyncio.Lock] = {}
 
@@ -121,6 +123,8 @@ class SimDisk:
             self.on_crash()
             raise SimCrash
         self.history.append(f"{operation} {name}")
+        if self.fail_at is not None and self.fail_at[0] == self.operations:
+            raise OSError(self.fail_at[1], "injected", name)
         for fault in self.faults:
             if fault[0] == operation and fault[1] in name:
                 self.faults.remove(fault)

@@ -253,12 +253,28 @@ class Life:
             await quiver.register(name)
             self.registered.add(name)
         readers = [asyncio.create_task(self.read(quiver, name)) for name in ("a", "b")]
-        for _ in range(rounds):
-            await asyncio.gather(*(self.produce(quiver) for _ in range(3)))
-        await quiver.flush()
-        for reader in readers:
-            await reader
+        try:
+            for _ in range(rounds):
+                await asyncio.gather(*(self.produce(quiver) for _ in range(3)))
+            await quiver.flush()
+        finally:
+            results = await asyncio.gather(*readers, return_exceptions=True)
+        for problem in results:
+            if isinstance(problem, BaseException):
+                raise problem
         await quiver.close()
+
+    async def read_the_rest(self, world: World, disk: SimDisk) -> None:
+        """Open what is left once more, and compare."""
+        disk.clock = world.clock()
+        async with store(world, disk) as quiver:
+            assert quiver.report.is_clean, quiver.report
+            for name in ("a", "b"):
+                await quiver.register(name)
+                await self.read(quiver, name)
+        assert not self.problems, self.problems
+        for name, seen in self.delivered.items():
+            assert self.acknowledged <= seen, f"{name} never got {self.acknowledged - seen}"
 
     async def produce(self, quiver: Quiver) -> None:
         number = self.next_number
@@ -282,7 +298,14 @@ class Life:
                 self.resolved[name] |= found
 
 
-def crash_once(seed: int, crash_at: int, *, power_loss: bool, again_at: int | None = None) -> int:
+def crash_once(
+    seed: int,
+    crash_at: int,
+    *,
+    power_loss: bool,
+    again_at: int | None = None,
+    fail_at: tuple[int, int] | None = None,
+) -> int:
     """Crash at an operation, reopen (perhaps crash again), and read everything. Returns operations made."""
     disk = SimDisk(random.Random(seed))
     life = Life()
@@ -292,6 +315,8 @@ def crash_once(seed: int, crash_at: int, *, power_loss: bool, again_at: int | No
             await life.run(world, current, rounds)
         except SimCrash:
             await asyncio.get_running_loop().create_future()
+        except ForebayError:
+            assert fail_at is not None
 
     async def main(world: World) -> int:
         current = disk
@@ -301,25 +326,19 @@ def crash_once(seed: int, crash_at: int, *, power_loss: bool, again_at: int | No
             current.clock, current.crash_at = world.clock(), at
             stopped = asyncio.Event()
             current.on_crash = stopped.set
+            current.fail_at = fail_at
             actor = world.spawn(f"life-{number}", one, world, current, 15)
             done = asyncio.ensure_future(actor.settled())
             crash = asyncio.ensure_future(stopped.wait())
             await asyncio.wait({done, crash}, return_when=asyncio.FIRST_COMPLETED)
             if not stopped.is_set():
                 crash.cancel()
-                return current.operations
+                if fail_at is None:
+                    return current.operations
             actor.crash()
             await done
             current = current.after_crash(power_loss=power_loss)
-        current.clock = world.clock()
-        async with store(world, current) as quiver:
-            assert quiver.report.is_clean, quiver.report
-            for name in ("a", "b"):
-                await quiver.register(name)
-                await life.read(quiver, name)
-        assert not life.problems, life.problems
-        for name, seen in life.delivered.items():
-            assert life.acknowledged <= seen, f"{name} never got {life.acknowledged - seen}"
+        await life.read_the_rest(world, current)
         return 0
 
     return World(seed, seconds_max=1_000_000).run(main)
@@ -342,6 +361,13 @@ def test_crash_while_recovering_from_a_crash_loses_nothing() -> None:
         crash_once(
             seed, rng.randrange(20, OPERATIONS), power_loss=seed % 3 != 0, again_at=rng.randrange(1, 120)
         )
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
+@pytest.mark.parametrize("share", range(2))
+def test_error_of_any_operation_loses_and_repeats_nothing(share: int, number: int) -> None:
+    for at in range(1 + share, OPERATIONS + 1, 2 * 3):
+        crash_once(at, 10**9, power_loss=at % 2 == 0, fail_at=(at, number))
 
 
 @pytest.mark.nightly
