@@ -5,6 +5,7 @@ import string
 import subprocess
 import sys
 import threading
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -191,6 +192,29 @@ def test_tokens_are_32_hexadecimal_digits_and_differ() -> None:
     tokens = {source.token() for _ in range(1000)}
     assert len(tokens) == 1000
     assert all(len(token) == 32 and set(token) <= set(string.hexdigits.lower()) for token in tokens)
+
+
+# RFC 4122, section 4.1: the digit after the second dash is the version, the one after the third 8, 9, a or b.
+@pytest.mark.parametrize(
+    ("bit", "text"),
+    [(0, "00000000-0000-4000-8000-000000000000"), (1, "ffffffff-ffff-4fff-bfff-ffffffffffff")],
+)
+def test_uuid_text_matches_vectors_worked_out_by_hand(bit: int, text: str) -> None:
+    assert IdSource(StepClock(0), FixedBits(bit)).uuid() == text
+
+
+@given(st.integers())
+def test_uuids_are_random_ones_that_the_standard_library_reads_back(seed: int) -> None:
+    source = IdSource(StepClock(0), random.Random(seed))
+    made = [uuid.UUID(source.uuid()) for _ in range(20)]
+    assert all(one.version == 4 and one.variant == uuid.RFC_4122 for one in made)
+    assert len(set(made)) == 20
+
+
+def test_uuids_are_written_as_the_standard_library_writes_them_and_follow_the_seed() -> None:
+    one, two = (IdSource(StepClock(4), random.Random(9)) for _ in range(2))
+    text = one.uuid()
+    assert text == str(uuid.UUID(text)) == two.uuid()
 
 
 def test_reading_the_time_accepts_both_cases() -> None:

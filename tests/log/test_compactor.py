@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from forebay.log import AppendGroup, CompactorConfig, CountingStore, DataLost, L
 from forebay.log._compaction_rewrite import Rewriter
 from forebay.log._compaction_steps import CompactionSteps
 from forebay.log._keys import PartitionKeys
-from forebay.log._records import Control, IndexEntry, decode_record, encode_record
+from forebay.log._records import Compaction, Control, IndexEntry, decode_record, encode_record
 from forebay.log._uris import key_of, uri_of
 from forebay.storage import MemoryStore, ObjectStore
 
@@ -32,6 +33,23 @@ async def test_folds_all_entries_into_one_object_and_every_record_stays() -> Non
     assert await bed.read_all() == bed.sent
     meta = await bed.meta()
     assert (meta.cursor, meta.compaction) == (11, None)
+
+
+async def test_objects_and_compactions_are_named_by_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed()
+    await bed.append(1, 2)
+    seen: list[str] = []
+    begin = CompactionSteps.begin
+
+    async def watched(self: CompactionSteps, *arguments: Any, **named: Any) -> Any:
+        seen.extend(each.compaction_id for each in arguments if isinstance(each, Compaction))
+        return await begin(self, *arguments, **named)
+
+    monkeypatch.setattr(CompactionSteps, "begin", watched)
+    await bed.compact()
+    [entry] = await bed.index()
+    seen.append(entry.entry.data_key.rpartition("/data/compacted/")[2])
+    assert len(seen) == 2 and [str(uuid.UUID(name)) for name in seen] == seen
 
 
 async def test_the_pending_append_is_given_its_index_entry_first() -> None:

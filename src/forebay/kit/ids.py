@@ -38,6 +38,9 @@ _TIME_MS_MAX = (1 << 48) - 1
 _ULID_MAX = (1 << 128) - 1
 # A fresh millisecond leaves the top random bit unset: room to count up without carrying into the time.
 _FRESH_BITS = _RANDOM_BITS - 1
+# Of a UUID's 128 bits, 48 to 51 say version 4 and 64 and 65 say variant 1; the others are free.
+_UUID_FIXED = 4 << 76 | 0b10 << 62
+_UUID_FREE = (1 << 128) - 1 - (0xF << 76) - (0b11 << 62)
 
 
 class IdSource:
@@ -70,6 +73,13 @@ class IdSource:
         """32 hexadecimal digits that no other write carries."""
         with self._lock:
             return f"{self._random.getrandbits(128):032x}"
+
+    def uuid(self) -> str:
+        """A random UUID (RFC 4122, version 4) in its usual text, for names that a specification calls so."""
+        with self._lock:
+            bits = self._random.getrandbits(128)
+        digits = f"{bits & _UUID_FREE | _UUID_FIXED:032x}"
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
     def _leap_after_fork(self) -> None:
         # A thread that is not part of the child may have held the lock.

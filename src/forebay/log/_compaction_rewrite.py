@@ -145,7 +145,7 @@ class Rewriter:
 
         async def put() -> str:
             # A new name for every attempt: an attempt whose reply was lost leaves an orphan, no puzzle.
-            key = keys.compacted_object(self.ids.token())
+            key = keys.compacted_object(self.ids.uuid())
             await self.store.put(key, folded.body, ABSENT)
             return key
 

@@ -268,7 +268,7 @@ class _Work:
 
     async def _skip(self, blank: CompactionResult, meta: PartitionMeta, offset: int) -> CompactionResult:
         record = Compaction(
-            compaction_id=self._ids.token(),
+            compaction_id=self._ids.uuid(),
             state="UPDATING_CURSOR",
             start_offset=meta.cursor,
             end_offset=offset - 1,
@@ -370,7 +370,7 @@ class _Work:
         first, last = folded.entries[0], folded.entries[-1]
         times = [entry.entry.created_at_ms for entry in folded.entries]
         return Compaction(
-            compaction_id=self._ids.token(),
+            compaction_id=self._ids.uuid(),
             state="WRITING_COMPACTED_INDEX",
             start_offset=first.start_offset,
             end_offset=last.end_offset,

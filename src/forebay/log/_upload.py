@@ -120,7 +120,7 @@ class Uploader:
                 encoded.append(unit)
         if not encoded:
             return []
-        key = shared_wal_key(self._ids.ulid())
+        key = shared_wal_key(self._ids.uuid())
         try:
             blob, slices = shared_blob.encode(parts, created_at_ms=now_ms)
             await self._put(key, blob)

@@ -1,7 +1,7 @@
 """Names of objects as index entries hold them: full URIs, so that an entry tells where its data lies.
 
-    s3://bucket/prefix/llog/wal-shared/01J...      a bucket, without the options of its URL
-    file:///var/data/llog/wal-shared/01J...        a directory
+    s3://bucket/prefix/llog/wal-shared/{uuid}      a bucket, without the options of its URL
+    file:///var/data/llog/wal-shared/{uuid}        a directory
 
 A bucket's name is the same for everybody, so an entry of another bucket or prefix is refused: the key alone
 might exist here too, and hold something else. A directory's name is not. It is moved, mounted elsewhere,
