@@ -10,12 +10,13 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import forebay
 import forebay.aio
-from forebay.errors import Backpressure, Closed, InvalidUrl, OutcomeUnknown, UsageError
+from forebay.errors import Backpressure, Closed, ForebayError, InvalidUrl, OutcomeUnknown, UsageError
 from forebay.log import (
     OffsetOutOfRange,
     ProducerConfig,
@@ -25,7 +26,7 @@ from forebay.log import (
     UnknownTopic,
 )
 from forebay.log._routing import partition_of
-from forebay.sync import Bay, PartlyDelivered
+from forebay.sync import Bay, PartlyDelivered, Receipt
 
 FAST = ProducerConfig(batch_max_delay_ms=1)
 
@@ -244,6 +245,89 @@ def test_use_after_close_is_refused(tmp_path: Path) -> None:
         bay.topics.list()
     with pytest.raises(Closed):
         bay.producer()
+
+
+def test_a_producer_of_a_closed_bay_refuses_every_send_and_not_only_the_first(tmp_path: Path) -> None:
+    bay = forebay.connect(tmp_path)
+    out = bay.producer(FAST)
+    out.send("orders", [b"a"], partition=0)
+    bay.close()
+    for _ in range(3):
+        with pytest.raises(Closed):
+            out.send("orders", [b"b"], partition=0)
+    out.close()
+
+
+def test_closing_while_threads_send_leaves_no_receipt_without_an_answer(tmp_path: Path) -> None:
+    bay = forebay.connect(tmp_path)
+    out = bay.producer(FAST)
+    receipts: list[Receipt] = []
+    begun = threading.Barrier(4)
+
+    def send(partition: int) -> None:
+        receipts.append(out.send("orders", [b"first"], partition=partition))
+        begun.wait()
+        with pytest.raises(Closed):
+            while True:
+                receipts.append(out.send("orders", [b"more"], partition=partition))
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    bay.close()
+    for thread in threads:
+        thread.join()
+    # Whatever was taken before the close is durable; nobody waits for ever.
+    assert all(receipt.done() for receipt in receipts)
+    assert sum(receipt.result(0).count for receipt in receipts) == len(receipts)
+    with forebay.connect(tmp_path) as bay:
+        assert bay.read("orders").read_all().num_rows == len(receipts)
+
+
+def test_a_close_that_is_cut_short_tells_those_who_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bay = forebay.connect(tmp_path)
+    out = bay.producer(ProducerConfig(batch_max_delay_ms=60_000))
+    receipt = out.send("orders", [b"a"], partition=0)
+
+    class Interrupted(Exception):
+        pass
+
+    async def cut_short() -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(bay._bay, "close", cut_short)
+    with pytest.raises(Interrupted):
+        bay.close()
+    with pytest.raises(ForebayError):
+        receipt.result(10)
+    assert receipt.done()
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0, "1", -1])
+def test_a_partition_that_is_no_number_is_refused_and_never_becomes_a_key(bay: Bay, wrong: Any) -> None:
+    # True == 1 == 1.0, so a name made of one of them would also be found for the others.
+    topic = "numbers"
+    bay.topics.create(topic, partitions=2)
+    with bay.producer(FAST) as out:
+        refused = out.send(topic, [b"wrong"], partition=wrong)
+        with pytest.raises(UsageError, match="partition"):
+            refused.result(10)
+        done = out.send(topic, [b"right"], partition=1).result(10)
+    assert done.parts[0].index_key == "llog/numbers/partitions/1/index/00000000000000000001"
+    assert bay.read(topic, partition=1).read_all().column("value").to_pylist() == [b"right"]
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"orders"])
+def test_a_topic_that_is_no_text_fails_its_own_send_only(bay: Bay, wrong: Any) -> None:
+    with bay.producer(ProducerConfig(batch_max_delay_ms=60_000)) as out:
+        good = out.send("orders", [b"good"], partition=0)
+        bad = out.send(wrong, [b"bad"], partition=0)
+        with pytest.raises(UsageError):
+            out.flush()
+        assert good.result(10).start_offset == 1 and bad.done()
 
 
 def test_a_bucket_needs_a_coordinator() -> None:

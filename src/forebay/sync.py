@@ -16,6 +16,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
@@ -29,7 +30,7 @@ from forebay._loop_thread import LoopThread, close_at_exit
 from forebay._sending import Delivery, Outgoing, PartlyDelivered, not_yet, size_of
 from forebay._sync_groups import Consumer, Groups
 from forebay.aio import TopicDescription
-from forebay.errors import Backpressure, Closed, ForebayError
+from forebay.errors import Backpressure, Closed, ForebayError, OutcomeUnknown
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.log import (
     RECORD_SCHEMA,
@@ -123,6 +124,8 @@ class Producer:
         self._bytes = 0
         self._outbox: deque[Outgoing] = deque()
         """Sent and not yet taken over by the loop. A wake-up is on its way while it is not empty."""
+        self._open: set[concurrent.futures.Future[Delivery]] = set()
+        """Receipts that are not told yet."""
         self._closed = False
 
     def send(
@@ -144,6 +147,8 @@ class Producer:
         receipt, size = Receipt(self._producer.saw), size_of(batch)
         tell = functools.partial(self._tell, receipt.future, size)
         item = Outgoing(topic, partition, batch, size, tell, receipt)
+        # Before the lock, which a thread that is not part of a forked child may have held.
+        self._thread.check()
         with self._changed:
             if not self._changed.wait_for(lambda: self._closed or self._has_room(size), timeout):
                 raise Backpressure(
@@ -151,11 +156,12 @@ class Producer:
                 )
             if self._closed:
                 raise Closed("the producer is closed", hint="open another one")
+            # First the wake-up, which may be refused: what is in the outbox is always on its way.
+            if not self._outbox:
+                self._thread.call_soon(self._take_over)
             self._bytes += size
+            self._open.add(receipt.future)
             self._outbox.append(item)
-            asleep = len(self._outbox) == 1
-        if asleep:
-            self._thread.call_soon(self._take_over)
         return receipt
 
     def _has_room(self, size: int) -> bool:
@@ -178,10 +184,32 @@ class Producer:
         with self._changed:
             self._bytes -= size
             self._changed.notify_all()
+            if future not in self._open:
+                return
+            self._open.discard(future)
         if isinstance(outcome, Delivery):
             future.set_result(outcome)
         else:
             future.set_exception(outcome)
+
+    def shut(self) -> None:
+        """Refuse further sends."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    async def take_over(self) -> None:
+        """Hand on what was sent before `shut`."""
+        self._take_over()
+
+    def abandon(self) -> None:
+        """The loop has ended: tell those who still wait, as nobody else will."""
+        with self._changed:
+            left, self._open = self._open, set()
+        for future in left:
+            future.set_exception(
+                OutcomeUnknown("send", reason="the bay was closed meanwhile", hint="read the tail")
+            )
 
     async def _drain(self) -> None:
         self._take_over()
@@ -225,6 +253,7 @@ class Bay:
         except BaseException:
             self._thread.stop()
             raise
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._topics = Topics(self._thread, bay.topics)
         self._groups = Groups(self._thread, bay.groups)
         close_at_exit(self)
@@ -245,7 +274,9 @@ class Bay:
         async def make() -> aio.Producer:
             return self._bay.producer(config)
 
-        return Producer(self._thread, self._thread.run(make()))
+        producer = Producer(self._thread, self._thread.run(make()))
+        self._producers.add(producer)
+        return producer
 
     def offsets(self, topic: str, partition: int) -> PartitionOffsets:
         """Where a partition begins and ends."""
@@ -287,10 +318,16 @@ class Bay:
         """Flush and close the producers, then let go of everything. Closing twice is fine."""
         if not self._thread.running:
             return
+        producers = list(self._producers)
         try:
+            for producer in producers:
+                producer.shut()
+                self._thread.run(producer.take_over())
             self._thread.run(self._bay.close())
         finally:
             self._thread.stop()
+            for producer in producers:
+                producer.abandon()
 
     def __enter__(self) -> Self:
         self._thread.check()

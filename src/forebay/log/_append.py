@@ -179,6 +179,9 @@ def validate_group(group: AppendGroup, size_bytes: int) -> None:
     """Raise a `UsageError` where a group can never be appended. (Topic and partition: `PartitionKeys`.)"""
     batch = group.batch
     count = len(batch)
+    # Here and not only in `PartitionKeys`, which are remembered: True and 1.0 would find those of 1.
+    if type(group.partition) is not int:
+        raise UsageError(f"partition {group.partition!r}", hint="a partition is an integer from 0 on")
     if count == 0:
         raise UsageError("a group holds at least one record", hint="leave empty groups out")
     if batch.values.null_count:

@@ -16,8 +16,9 @@
     llog/{topic}/partitions/{partition}/data/wal/{uuid}          object: one batch, older layout, still read
 
 All coordinator keys of a partition carry the partition key `{topic}:{partition}`, so they live on one shard
-and one request changes them in one step. All keys of a group carry `llog-group:{group}`. The last part of a coordinator key may not hold a dot (see the
-contract of `forebay.coordination`), so names that end a key are escaped.
+and one request changes them in one step. All keys of a group carry `llog-group:{group}`. The last part of a
+coordinator key may not hold a dot (see the contract of `forebay.coordination`), so names that end a key are
+escaped.
 """
 
 from __future__ import annotations
@@ -72,8 +73,11 @@ class PartitionKeys:
 
     def __post_init__(self) -> None:
         validate_topic(self.topic)
-        if not 0 <= self.partition <= PARTITION_MAX:
-            raise UsageError(f"partition {self.partition}", hint=f"partitions go from 0 to {PARTITION_MAX:,}")
+        # True and 1.0 are equal to 1 and are written differently: a key must come from an integer.
+        if type(self.partition) is not int or not 0 <= self.partition <= PARTITION_MAX:
+            raise UsageError(
+                f"partition {self.partition!r}", hint=f"partitions go from 0 to {PARTITION_MAX:,}"
+            )
 
     def __str__(self) -> str:
         return f"{self.topic}:{self.partition}"
@@ -199,19 +203,23 @@ def topics_range() -> tuple[str, str]:
 
 def validate_topic(topic: str) -> str:
     """Return the name, or raise: letters, digits, `.`, `_`, `-`, not first a dot or dash, up to 200."""
-    if len(topic) > TOPIC_CHARS_MAX or not _TOPIC.fullmatch(topic) or topic in _RESERVED:
+    if not _named(topic) or topic in _RESERVED:
         raise UsageError(
-            f"invalid topic name {topic[:TOPIC_CHARS_MAX]!r}",
+            f"invalid topic name {str(topic)[:TOPIC_CHARS_MAX]!r}",
             hint=f"letters, digits, '.', '_', '-', up to {TOPIC_CHARS_MAX}, first a letter or digit",
         )
     return topic
 
 
+def _named(name: object) -> bool:
+    return isinstance(name, str) and len(name) <= TOPIC_CHARS_MAX and bool(_TOPIC.fullmatch(name))
+
+
 def validate_group(group: str) -> str:
     """Return the name, or raise: as a topic's."""
-    if len(group) > TOPIC_CHARS_MAX or not _TOPIC.fullmatch(group):
+    if not _named(group):
         raise UsageError(
-            f"invalid group name {group[:TOPIC_CHARS_MAX]!r}",
+            f"invalid group name {str(group)[:TOPIC_CHARS_MAX]!r}",
             hint=f"letters, digits, '.', '_', '-', up to {TOPIC_CHARS_MAX}, first a letter or digit",
         )
     return group
