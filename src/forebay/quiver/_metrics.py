@@ -52,7 +52,6 @@ class QuiverMetrics:
         )
         self.in_flight = gauge("quiver.subscriber.in_flight", "Segments under a lease", labels)
         self.read_errors = counter("quiver.read.errors_total", "Reads of a segment that failed")
-        self.disk_actual = gauge("quiver.disk.bytes_actual", "Bytes of all files, as listed")
         self.disk_accounted = gauge("quiver.disk.bytes_accounted", "Bytes of all files, as counted")
         self.cap_fraction = gauge("quiver.core.cap_fraction", "Share of the size cap in use")
         self.clock_jumps = counter("quiver.clock.jump_total", "Steps of the wall clock that paused expiry")
