@@ -477,3 +477,14 @@ async def test_it_works_on_local_files_by_url(tmp_path: Path) -> None:
     assert len(buffer_manifest.decode((await store.get("ingest/manifest")).data)) == 0
     await store.close()
     gc.collect()
+
+
+async def test_metadata_that_no_manifest_could_hold_is_refused_and_spoils_nothing() -> None:
+    store = MemoryStore()
+    config = replace(CONFIG, manifest_append_bytes_max=2_000, flush_interval_ms=60_000)
+    async with Producer(config, store=store) as producer:
+        handle = await producer.produce([b"good"])
+        with pytest.raises(LimitExceeded):
+            await producer.produce([b"x"], bytes(2_000))
+    assert handle.watcher.result() is not None
+    assert await batches(store) == [[b"good"]]

@@ -33,7 +33,7 @@ from forebay.buffer._errors import UploadFailed
 from forebay.buffer._manifest_file import ManifestFile
 from forebay.buffer._metrics import BufferMetrics
 from forebay.buffer._names import batch_location
-from forebay.errors import ForebayError, OutcomeUnknown, Unavailable, UsageError
+from forebay.errors import ForebayError, LimitExceeded, OutcomeUnknown, Unavailable, UsageError
 from forebay.formats import buffer_batch, record_block
 from forebay.formats.buffer_batch import Compression
 from forebay.formats.buffer_manifest import Metadata, NewEntry
@@ -198,6 +198,9 @@ class Producer:
             raise UsageError("entries is a single value", hint="give a list of bytes, also for one record")
         if not len(entries):
             raise UsageError("no entries", hint="give at least one record; an empty one is b''")
+        item_bytes, limit = ITEM_BYTES + len(metadata), self._config.manifest_append_bytes_max
+        if item_bytes > limit:  # It would never fit, and would take the calls of its batch with it.
+            raise LimitExceeded("manifest_append_bytes_max", limit=limit, actual=item_bytes)
         now_ms = self._clock.now_ms()
         if isinstance(entries, (pa.Array, pa.ChunkedArray)):
             block = record_block.encode(entries)
