@@ -10,16 +10,7 @@ from typing import Any
 import pytest
 from tests.quiver.harness import batch, drain
 
-from forebay.cli import _app
-from forebay.cli._app import Registered
 from forebay.quiver import Quiver
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not any(each.name == "quiver" for each in _app.COMMANDS):
-        added = Registered("quiver", "forebay.cli.quiver", "Look into a Quiver store.")
-        monkeypatch.setattr(_app, "COMMANDS", (*_app.COMMANDS, added))
 
 
 @pytest.fixture

@@ -70,9 +70,13 @@ ENTRY_BYTES_MIN: Final = 18
 MANIFEST_BYTES_MAX: Final = 1 << 30
 """Largest manifest that `decode` takes unless told otherwise."""
 LOCATION_BYTES_MAX: Final = (1 << 16) - 1
+"""Longest location: its length is a u16."""
 ENTRY_BODY_BYTES_MAX: Final = (1 << 32) - 1
+"""Longest entry: its length is a u32."""
 ENTRIES_MAX: Final = (1 << 32) - 1
+"""Most entries: their count is a u32."""
 SEQUENCE_MAX: Final = (1 << 64) - 1
+"""Highest sequence: it is a u64."""
 EPOCH_UNSET: Final = (1 << 64) - 1
 """What other implementations take for "no epoch yet"; never written."""
 
