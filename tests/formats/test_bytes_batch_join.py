@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.formats.test_bytes_batch import seal
 
 from forebay.errors import LimitExceeded, UsageError
 from forebay.formats import Corrupt, bytes_batch
@@ -65,7 +65,7 @@ def test_lengths_that_do_not_add_up_are_refused_whatever_the_checksum_says(colum
     batch[5] = columns
     batch[16] += 1
     with pytest.raises(Corrupt):
-        open_piece(bytes(batch) + crc32c(bytes(batch)).to_bytes(4, "little"))
+        open_piece(seal(bytes(batch)))
 
 
 def test_nothing_and_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

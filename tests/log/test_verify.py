@@ -41,6 +41,22 @@ async def test_a_whole_log_has_no_problems_whatever_its_shape() -> None:
         assert report.orphans == [] or build is not _indexed
 
 
+async def test_two_sound_objects_of_one_size_that_changed_places_are_found() -> None:
+    bed = await filled(2, 2)
+    entries = [each.entry for each in await bed.index()]
+    keys = [key_of(bed.store, entry.data_key) for entry in entries]
+    blobs = [(await bed.store.get(key)).data for key in keys]
+    heads = [blob[: entry.byte_offset] for blob, entry in zip(blobs, entries, strict=True)]
+    slices = [blob[len(head) :] for blob, head in zip(blobs, heads, strict=True)]
+    assert len(slices[0]) == len(slices[1]) and slices[0] != slices[1]
+    for key, head, foreign in zip(keys, heads, reversed(slices), strict=True):
+        await bed.store.put(key, head + foreign)
+    [report] = (await bed.verify()).partitions
+    assert len(report.problems) == 2 and all("checksum" in problem for problem in report.problems)
+    with pytest.raises(DataLost, match=keys[0]):
+        await bed.read_all()
+
+
 async def _only_pending() -> Bed:
     bed = Bed()
     await bed.append(3)

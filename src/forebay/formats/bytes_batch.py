@@ -8,7 +8,7 @@
     8       4     count of records, u32 LE, at least 1
     12      4     bytes of the body before compression, u32 LE
     16      ...   body
-    end-4   4     crc32c of everything before it, u32 LE
+    end-4   4     crc32c of everything before it, masked, u32 LE
 
     body    4 x count    length of each value, u32 LE
             4 x count    length of each key, u32 LE, 0xFFFFFFFF for none        if bit 0
@@ -23,6 +23,10 @@ view of the bytes as they were read: the cost follows the number of records, not
 stored: an append does not know them before it is committed, and compaction would have to rewrite them.
 
 A batch without the timestamps column takes the time of its append for all records.
+
+The checksum is masked as in LevelDB: rotated right by 15 bits, plus 0xA282EAD8. The crc32c of bytes that end
+with their own crc32c is the same number whatever the bytes are, and whoever refers to a batch keeps a crc32c
+of the whole of it, to know it from another one that is sound as well.
 """
 
 from __future__ import annotations
@@ -73,6 +77,7 @@ _Lengths: TypeAlias = npt.NDArray[np.uint32]
 _CODECS: Final[dict[Codec, int]] = {"none": 0, "zstd": 1}
 _PREFIX: Final = struct.Struct("<4sBBHII")
 _CHECKSUM: Final = struct.Struct("<I")
+_MASK_DELTA: Final = 0xA282EAD8
 _KEYS, _TIMESTAMPS, _HEADERS = 1, 2, 4
 _NONE: Final = 0xFFFF_FFFF
 _WHAT: Final = "bytes-batch-v1"
@@ -217,7 +222,11 @@ def _frame(columns: int, count: int, parts: list[bytes | memoryview], codec: Cod
     checksum = crc32c(prefix)
     for part in parts:
         checksum = crc32c(part, checksum)
-    return b"".join((prefix, *parts, _CHECKSUM.pack(checksum)))
+    return b"".join((prefix, *parts, _CHECKSUM.pack(_masked(checksum))))
+
+
+def _masked(checksum: int) -> int:
+    return ((checksum >> 15 | checksum << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def _check_columns(batch: BytesBatch, count: int) -> None:
@@ -298,7 +307,7 @@ def _read_prefix(view: memoryview) -> tuple[int, int, int, int]:
     if magic != MAGIC:
         raise Corrupt(_WHAT, 0, f"magic {bytes(magic)!r}, expected {MAGIC!r}")
     [stored] = _CHECKSUM.unpack_from(view, len(view) - _CHECKSUM.size)
-    computed = crc32c(view[: -_CHECKSUM.size])
+    computed = _masked(crc32c(view[: -_CHECKSUM.size]))
     if stored != computed:
         raise Corrupt(_WHAT, len(view) - 4, f"checksum {stored:#010x}, the bytes have {computed:#010x}")
     if codec not in _CODECS.values():
