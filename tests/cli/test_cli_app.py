@@ -170,7 +170,7 @@ def complete(forebay_process: RunProcess, words: str, position: int) -> list[str
 
 
 def test_shell_completion_offers_commands_and_options(forebay_process: RunProcess) -> None:
-    assert complete(forebay_process, "forebay st", 1) == ["store"]
+    assert complete(forebay_process, "forebay sto", 1) == ["store"]
     assert complete(forebay_process, "forebay store ", 2) == ["ls", "cat", "stat"]
     assert "--limit" in complete(forebay_process, "forebay store ls --", 3)
 

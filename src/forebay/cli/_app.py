@@ -46,11 +46,7 @@ COMMANDS = (
     ),
     Registered("groups", "forebay.cli.groups", "Consumer groups: lag, reset, delete."),
     Registered("log", "forebay.cli.log", "Verify a log, explain a record, let go of old ones."),
-    Registered(
-        "quiver",
-        "forebay.cli.quiver",
-        "Look into a Quiver store: its segments, its subscribers, its health.",
-    ),
+    Registered("quiver", "forebay.cli.quiver", "Look into a Quiver store on disk."),
     Registered("store", "forebay.cli.store", "Look into an object store."),
     Registered("stream", "forebay.cli.stream", "Tier streams into a bucket, and read them back."),
     Registered("topics", "forebay.cli.topics", "Create, list, describe, change and delete topics."),

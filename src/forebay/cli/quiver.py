@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = CommandGroup(help="Look into a Quiver store: its segments, its subscribers, its health.")
+app = CommandGroup(help="Look into a Quiver store on disk.")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a store.")]
 
