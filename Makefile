@@ -47,11 +47,11 @@ bench: setup ## ratios measured in one run, JSON and chart under benchmarks/resu
 servers: setup ## fetch and build the real servers the tests use (SeaweedFS, Oxia) into the cache
 	$(BIN)/python -m forebay.testing.servers
 
-sim: setup ## more seeds of the simulated world than `make test` runs: SEEDS=2000
-	FOREBAY_SEEDS=$${SEEDS:-2000} $(BIN)/pytest -n $(WORKERS) -q -m "not integration and not nightly" tests/testing
+sim: setup ## every engine in the simulated world, with more seeds than `make test` runs: SEEDS=200
+	FOREBAY_SEEDS=$${SEEDS:-200} $(BIN)/pytest -n $(WORKERS) -q --timeout 7200 -m "not integration and not nightly" -k sim tests
 
 nightly: setup ## the long soaks
-	FOREBAY_SEEDS=$${SEEDS:-20000} $(BIN)/pytest -n $(WORKERS) --dist loadgroup -m nightly
+	FOREBAY_SEEDS=$${SEEDS:-2000} $(BIN)/pytest -n $(WORKERS) --dist loadgroup --timeout 21600 -m nightly
 
 lock: setup ## renew requirements.lock (versions only, no addresses)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
