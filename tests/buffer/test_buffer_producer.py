@@ -264,15 +264,18 @@ async def test_an_error_in_the_block_does_not_cost_what_was_accepted() -> None:
 async def test_a_cancelled_close_answers_every_watcher_and_tells_the_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    called = asyncio.Event()
+
     class Stuck(MemoryStore):
         async def put(self, key: str, data: Buffer, when: When = "any version") -> str:
+            called.set()
             await asyncio.Event().wait()
             raise AssertionError
 
     producer = Producer(replace(CONFIG, flush_interval_ms=60_000), store=Stuck())
     handle = await producer.produce([b"a"])
     closing = asyncio.create_task(producer.close())
-    await asyncio.sleep(0.01)
+    await called.wait()
     closing.cancel()
     with caplog.at_level(logging.WARNING), pytest.raises(asyncio.CancelledError):
         await closing

@@ -11,6 +11,7 @@ from forebay.coordination._api import Put, children
 from forebay.coordination._oxia import OxiaCoordinator, open_oxia
 from forebay.errors import NotDone, OutcomeUnknown, Unavailable
 from forebay.kit.conditions import ABSENT
+from forebay.testing.pytest_plugin import cannot_be_had
 from forebay.testing.servers import OxiaServer, ServerUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("oxia"), pytest.mark.real_server("oxia")]
@@ -23,7 +24,7 @@ def server() -> Iterator[OxiaServer]:
     try:
         own = OxiaServer()
     except ServerUnavailable as error:
-        pytest.skip(f"{error.message} ({error.hint})")
+        cannot_be_had(error)
     with own:
         yield own
 

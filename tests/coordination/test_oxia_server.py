@@ -12,6 +12,7 @@ from forebay.coordination._api import Delete, DeleteRange, Put, Session, childre
 from forebay.coordination._oxia import OxiaCoordinator, open_oxia
 from forebay.errors import InvalidKey, PreconditionFailed, SessionExpired, Unavailable
 from forebay.kit.conditions import ABSENT
+from forebay.testing.pytest_plugin import cannot_be_had
 from forebay.testing.servers import OxiaServer, ServerUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("oxia"), pytest.mark.real_server("oxia")]
@@ -30,7 +31,7 @@ def four_shards() -> Iterator[OxiaServer]:
     try:
         server = OxiaServer(shards=4)
     except ServerUnavailable as error:
-        pytest.skip(f"{error.message} ({error.hint})")
+        cannot_be_had(error)
     with server:
         yield server
 
@@ -51,7 +52,7 @@ async def test_first_version_and_first_session_are_zero_and_count() -> None:
     try:
         server = OxiaServer()
     except ServerUnavailable as error:
-        pytest.skip(f"{error.message} ({error.hint})")
+        cannot_be_had(error)
     with server:
         async with open_oxia(server.url()) as client:
             session = await client.open_session()

@@ -27,7 +27,14 @@ import pytest
 if TYPE_CHECKING:
     from forebay.testing.servers import OxiaServer, SeaweedServer, ServerUnavailable
 
-__all__ = ["oxia", "pytest_collection_finish", "pytest_collection_modifyitems", "pytest_configure", "seaweed"]
+__all__ = [
+    "cannot_be_had",
+    "oxia",
+    "pytest_collection_finish",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "seaweed",
+]
 
 SERVERS = ("seaweed", "oxia")
 """Fixture names. A test that uses several goes into the group of the first, whose server starts slower."""
@@ -73,7 +80,7 @@ def seaweed() -> Iterator[SeaweedServer]:
     try:
         server = SeaweedServer()
     except ServerUnavailable as error:
-        _cannot_be_had(error)
+        cannot_be_had(error)
     with server:
         yield server
 
@@ -86,7 +93,7 @@ def oxia() -> Iterator[OxiaServer]:
     try:
         server = OxiaServer()
     except ServerUnavailable as error:
-        _cannot_be_had(error)
+        cannot_be_had(error)
     with server:
         yield server
 
@@ -97,7 +104,8 @@ def _servers_of(item: pytest.Item) -> list[str]:
     return [name for name in SERVERS if name in named or name in fixtures]
 
 
-def _cannot_be_had(error: ServerUnavailable) -> NoReturn:
+def cannot_be_had(error: ServerUnavailable) -> NoReturn:
+    """Skip the test and say why; with `CI=true` fail it, for there the servers must run."""
     reason = f"{error.message} ({error.hint})"
     if os.environ.get("CI") == "true":
         pytest.fail(f"CI=true, and {reason}", pytrace=False)
