@@ -6,7 +6,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.forebay-setup
-EXTRAS ?= fast,oxia,dev
+EXTRAS ?= fast,oxia,broker,otel,spark,iceberg,dev
 # Two workers: tests are mostly waiting for fsync and for servers.
 WORKERS ?= 2
 
