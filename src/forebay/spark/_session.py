@@ -1,0 +1,196 @@
+"""A Spark session in one line: quiet, on this machine only, and set up for Python data sources.
+
+What is set, and why:
+
+* The workers run this very Python (`PYSPARK_PYTHON`). Spark would take `python3` from the PATH, which knows
+  nothing of the packages of a virtual environment.
+* Everything listens on the loopback address, and the web page of the driver is off: no port is open to
+  others.
+* JVM and Python talk through Unix domain sockets, which costs about a tenth less than loopback.
+* As many shuffle partitions as cores; Spark's 200 are for a cluster.
+* A failed task is tried three times, as on a cluster. Plain local mode gives up at the first killed worker.
+* Spark's log is at level error. What the JVM prints before it has read its log settings goes into a file,
+  whose end is shown where the start fails.
+
+All of it yields to the caller: `session(**{"spark.ui.enabled": "true"})`, or with underscores for dots where
+a name is one word per dot: `session(spark_driver_memory="4g")`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+from forebay.errors import Unavailable, Unsupported, UsageError
+from forebay.spark._java import Java, cache_directory, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["session"]
+
+TASK_ATTEMPTS: Final = 3
+"""Attempts of a task in local mode before the job fails."""
+LOOPBACK: Final = "127.0.0.1"
+DRIVER_MEMORY_MIN: Final = 1 << 30
+DRIVER_MEMORY_MAX: Final = 4 << 30
+"""The driver gets a quarter of the machine's memory, within these bounds."""
+ARCHIVE_SETTLED_S: Final = 120
+"""Age at which a class archive counts as written to its end; a torn one is refused by the JVM itself."""
+LOG_TAIL_CHARS: Final = 2000
+"""How much of Spark's own output an error shows."""
+
+LOG_SETTINGS: Final = """rootLogger.level = error
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def session(
+    app: str = "forebay", cores: int | None = None, *, fast_start: bool = False, **conf: object
+) -> SparkSession:
+    """The session of this process, started where there is none: local, on `cores` cores (None: all).
+
+    `fast_start` starts in half the time and computes at half the speed: for tests and tiny jobs. Further
+    settings are Spark's own. Raises `Unsupported` where PySpark or Java is missing, `Unavailable` where the
+    JVM did not come up.
+    """
+    if cores is not None and cores < 1:
+        raise UsageError(f"{cores} cores", hint="at least 1, or None for all of the machine")
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise Unsupported("PySpark is not installed", hint="pip install 'forebay[spark]'") from error
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    chosen = {_setting(name): _value(value) for name, value in conf.items()}
+    active = SparkSession.getActiveSession()
+    if active is None:
+        java = find_java()
+        _prepare_environment(java)
+        chosen = _settings(cores, java, fast_start) | chosen
+    builder = SparkSession.builder.appName(app)
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    with _quiet() as output:
+        try:
+            spark = builder.getOrCreate()
+        except Exception as error:
+            raise _not_started(error, output) from error
+    return spark
+
+
+def _setting(name: str) -> str:
+    return name if "." in name else name.replace("_", ".")
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _prepare_environment(java: Java) -> None:
+    """What the JVM and the workers inherit. What the caller has set stays, but for a Java that is too old."""
+    os.environ["JAVA_HOME"] = str(java.home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    # Spark's own start-up touches what pandas 3 deprecates, once in every worker.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+    if "SPARK_CONF_DIR" not in os.environ:
+        folder = cache_directory() / "conf"
+        _write_once(folder / "log4j2.properties", LOG_SETTINGS)
+        os.environ["SPARK_CONF_DIR"] = str(folder)
+
+
+def _write_once(path: Path, text: str) -> None:
+    if path.exists() and path.read_text() == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _settings(cores: int | None, java: Java, fast_start: bool) -> dict[str, str]:
+    slots = cores or len(os.sched_getaffinity(0))
+    settings = {
+        "spark.master": f"local[{slots},{TASK_ATTEMPTS}]",
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.memory": f"{_driver_memory() >> 20}m",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(slots),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if fast_start:
+        flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *_class_archive(java)]
+        settings["spark.driver.extraJavaOptions"] = " ".join(flags)
+    return settings
+
+
+def _driver_memory() -> int:
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(max(machine // 4, DRIVER_MEMORY_MIN), DRIVER_MEMORY_MAX)
+
+
+def _class_archive(java: Java) -> list[str]:
+    """Flags that use the archive of Spark's classes, or have the JVM write one when it ends.
+
+    A JVM writes its archive while it is ending, when nobody waits for it any more: under a name of its own,
+    and a later start adopts it. Of several that were written the last adopted stays; all are alike.
+    """
+    import pyspark
+
+    folder = cache_directory()
+    name = f"classes-{pyspark.__version__}-{java.full_version}"
+    archive = folder / f"{name}.jsa"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for draft in folder.glob(f"{name}.*.draft"):
+            if time.time() - draft.stat().st_mtime > ARCHIVE_SETTLED_S:
+                draft.replace(archive)
+    except OSError:
+        return []
+    if archive.exists():
+        return [f"-XX:SharedArchiveFile={archive}"]
+    return [f"-XX:ArchiveClassesAtExit={folder / f'{name}.{os.getpid()}.draft'}"]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[IO[bytes]]:
+    """Send what the JVM prints at its start into a file. It keeps the descriptor, so the file must last."""
+    with tempfile.TemporaryFile(prefix="forebay-spark-") as output:
+        sys.stderr.flush()
+        try:
+            kept = os.dup(2)
+        except OSError:  # No stderr at all, as in some services.
+            yield output
+            return
+        try:
+            os.dup2(output.fileno(), 2)
+            yield output
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _not_started(error: Exception, output: IO[bytes]) -> Unavailable:
+    output.seek(0)
+    said = output.read().decode(errors="replace")[-LOG_TAIL_CHARS:].strip()
+    return Unavailable(
+        f"Spark did not start: {error}" + (f"\n{said}" if said else ""),
+        hint="the lines above are Spark's own; JAVA_HOME chooses another Java",
+    )
