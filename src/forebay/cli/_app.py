@@ -40,6 +40,7 @@ class Registered:
 COMMANDS = (
     Registered("buffer", "forebay.cli.buffer", "Look at a queue of batches, check it, clean up behind it."),
     Registered("compact", "forebay.cli.compact", "Fold small appends into large objects."),
+    Registered("dataflow", "forebay.cli.dataflow", "Receive telemetry, keep it on disk, hand it on."),
     Registered("demo", "forebay.cli.demo", "Show the promise kept: write, race, kill -9, read back, verify."),
     Registered(
         "doctor", "forebay.cli.doctor", "What is installed, which servers answer, how fast the disk is."

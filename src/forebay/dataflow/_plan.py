@@ -1,0 +1,280 @@
+"""The file as a plan: nodes with their settings, and who hands data to whom.
+
+    receivers  ->  persistence  ->  exporters        the usual shape
+    receivers  ->  exporters                          without a disk: answered when the destination has it
+
+What is checked here besides single settings: names, kinds and URNs that fit together; ports that lead to
+nodes that take data; a way to and from every node; no circles; no address and no directory used twice.
+Everything is reported, not only the first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from forebay.dataflow._document import Value, read_document
+from forebay.dataflow._problems import DataflowInvalid, Problem, Problems, shown
+from forebay.dataflow._section import Section, nearest
+from forebay.dataflow._settings import (
+    OtlpExporterSettings,
+    OtlpReceiverSettings,
+    ParquetSettings,
+    PersistenceSettings,
+)
+
+__all__ = ["Node", "Plan", "check", "load"]
+
+Settings: TypeAlias = OtlpReceiverSettings | PersistenceSettings | OtlpExporterSettings | ParquetSettings
+
+KINDS: Final = ("receiver", "processor", "exporter")
+STRATEGIES: Final = ("broadcast", "round_robin")
+OUT_PORT: Final = "out_port"
+NODES_MAX: Final = 64
+"""Most nodes of a file."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_\-]{1,48}", re.ASCII)
+
+_PLUGINS: Final[dict[str, tuple[str, Callable[[Section], Settings]]]] = {
+    "urn:otel:otlp:receiver": ("receiver", OtlpReceiverSettings.read),
+    "urn:otap:processor:persistence": ("processor", PersistenceSettings.read),
+    "urn:otel:otlp:exporter": ("exporter", OtlpExporterSettings.read),
+    "urn:otel:parquet:exporter": ("exporter", ParquetSettings.read),
+}
+_ABSENT: Final = {
+    "urn:otel:otap:receiver": "OTAP is not offered here; its senders also speak OTLP",
+    "urn:otel:otap:exporter": "OTAP is not offered here; use urn:otel:otlp:exporter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node."""
+
+    name: str
+    kind: str
+    """`receiver`, `processor` or `exporter`."""
+    settings: Settings
+    destinations: tuple[str, ...]
+    strategy: str
+    """`broadcast`: every destination gets everything. `round_robin`: they take turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A file in which nothing is wrong."""
+
+    nodes: dict[str, Node]
+    """By name, receivers first, then in the order of the flow."""
+    remarks: tuple[Problem, ...]
+    """What may not be meant that way."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    section: Section
+    kind: str = ""
+    settings: Settings | None = None
+    destinations: tuple[str, ...] = ()
+    places: tuple[tuple[int, int], ...] = ()
+    strategy: str = "broadcast"
+    strategy_place: tuple[int, int] = (1, 1)
+
+
+def load(data: bytes) -> Plan:
+    """The plan. Raises `DataflowInvalid` with everything that is wrong."""
+    problems = Problems()
+    drafts = _read(data, problems)
+    if problems.found:
+        raise DataflowInvalid(problems.found)
+    nodes = {}
+    for name in _order(drafts):
+        draft = drafts[name]
+        assert draft.settings is not None
+        nodes[name] = Node(name, draft.kind, draft.settings, draft.destinations, draft.strategy)
+    return Plan(nodes, tuple(sorted(problems.remarks)))
+
+
+def check(data: bytes) -> tuple[list[Problem], list[Problem]]:
+    """What is wrong with a file, and what may not be meant that way."""
+    problems = Problems()
+    _read(data, problems)
+    return sorted(problems.found), sorted(problems.remarks)
+
+
+def _read(data: bytes, problems: Problems) -> dict[str, _Draft]:
+    document = read_document(data, problems)
+    if document is None:
+        return {}
+    top = Section(document, problems)
+    nodes = top.take("nodes")
+    top.finish()
+    if nodes is None or nodes.kind != "mapping" or not nodes.fields:
+        if document.kind == "mapping":
+            top.complain("nodes" if nodes else "", "there are no nodes", "a mapping from names to nodes")
+        return {}
+    if len(nodes.fields) > NODES_MAX:
+        problems.add(nodes.place, "nodes", f"{len(nodes.fields)} nodes", f"at most {NODES_MAX}")
+        return {}
+    drafts = {name: _node(name, value, nodes, problems) for name, value in nodes.fields.items()}
+    _check_ports(drafts)
+    _check_ways(drafts)
+    _check_circles(drafts)
+    _check_sharing(drafts)
+    return drafts
+
+
+def _node(name: str, value: Value, nodes: Value, problems: Problems) -> _Draft:
+    # A mistake that concerns the whole node is reported where its name stands.
+    section = Section(
+        Value(
+            nodes.key_places[name],
+            value.where,
+            value.kind,
+            value.text,
+            value.items,
+            value.fields,
+            value.key_places,
+        ),
+        problems,
+    )
+    if not _NAME.fullmatch(name):
+        section.complain("", "not a name for a node", "1 to 48 of A-Z a-z 0-9 _ -")
+    draft = _Draft(section)
+    draft.kind = section.choice("kind", KINDS, "")
+    if not section.has("kind"):
+        section.complain("", "the key kind is missing", f"one of {', '.join(KINDS)}")
+    urn = section.text("plugin_urn")
+    plugin = _PLUGINS.get(urn)
+    config = section.section("config")
+    if plugin is not None:
+        expected, read = plugin
+        if draft.kind and draft.kind != expected:
+            section.complain("kind", f"{urn} is of kind {expected}", f"write {expected}")
+        draft.kind = expected
+        draft.settings = read(config)
+        config.finish()
+    elif urn:
+        hint = _ABSENT.get(urn) or nearest(urn, list(_PLUGINS))
+        message = "is known, and not to be had" if urn in _ABSENT else "is no plugin"
+        section.complain("plugin_urn", f"{shown(urn)} {message}", hint)
+    _out_ports(draft)
+    section.finish()
+    return draft
+
+
+def _out_ports(draft: _Draft) -> None:
+    section = draft.section
+    if not section.has("out_ports"):
+        section.take("out_ports")
+        if draft.kind in ("receiver", "processor"):
+            section.complain("", f"a {draft.kind} without out_ports leads nowhere", "name its destinations")
+        return
+    if draft.kind == "exporter":
+        section.take("out_ports")
+        section.complain("out_ports", "an exporter has no ports", "remove them")
+        return
+    ports = section.section("out_ports")
+    port = ports.section(OUT_PORT)
+    ports.finish()
+    if not ports.has(OUT_PORT):
+        ports.complain("", f"the port {OUT_PORT} is missing", "add it")
+        return
+    draft.strategy = port.choice("dispatch_strategy", STRATEGIES, "broadcast")
+    draft.strategy_place = port.place("dispatch_strategy")
+    found = port.take("destinations")
+    port.finish()
+    if found is None or found.kind != "list" or not found.items:
+        port.complain(
+            "destinations" if found else "", "the port leads nowhere", "destinations: a list of nodes"
+        )
+        return
+    draft.destinations = tuple(each.text for each in found.items)
+    draft.places = tuple(each.place for each in found.items)
+
+
+def _check_ports(drafts: dict[str, _Draft]) -> None:
+    for draft in drafts.values():
+        problems, where = draft.section.problems, f"{draft.section.where}.out_ports.{OUT_PORT}"
+        for index, (name, place) in enumerate(zip(draft.destinations, draft.places, strict=True)):
+            if name not in drafts:
+                problems.add(place, where, f"there is no node {shown(name)}", nearest(name, list(drafts)))
+            elif drafts[name].kind == "receiver":
+                problems.add(place, where, f"{name} is a receiver and takes nothing in", "name another node")
+            elif name in draft.destinations[:index]:
+                problems.add(place, where, f"the destination {name} comes twice", "remove one")
+        if draft.strategy == "round_robin" and draft.kind == "processor" and len(draft.destinations) > 1:
+            problems.remark(
+                draft.strategy_place,
+                where,
+                "with round_robin each segment goes to one of the destinations",
+                "write broadcast if each of them should get everything",
+            )
+
+
+def _check_ways(drafts: dict[str, _Draft]) -> None:
+    fed = {name for draft in drafts.values() for name in draft.destinations}
+    for name, draft in drafts.items():
+        if draft.kind in ("processor", "exporter") and name not in fed:
+            draft.section.complain("", "no port leads to this node", "name it as a destination, or remove it")
+    if not any(draft.kind in ("receiver", "") for draft in drafts.values()):
+        next(iter(drafts.values())).section.complain("", "there is no receiver", "add one")
+
+
+def _check_circles(drafts: dict[str, _Draft]) -> None:
+    # A port into a receiver is a problem of its own.
+    left = {name for name, draft in drafts.items() if draft.kind != "receiver"}
+    while True:
+        # Whoever leads only to nodes that are done is done; what remains at the end leads in circles.
+        done = {name for name in left if not any(each in left for each in drafts[name].destinations)}
+        if not done:
+            break
+        left -= done
+    if not left:
+        return
+    path = [min(left)]
+    while path.count(path[-1]) < 2:
+        path.append(next(each for each in drafts[path[-1]].destinations if each in left))
+    circle = path[path.index(path[-1]) :]
+    drafts[circle[0]].section.complain(
+        "out_ports",
+        f"the data would go in a circle: {' -> '.join(circle)}",
+        "remove one of these destinations",
+    )
+
+
+def _check_sharing(drafts: dict[str, _Draft]) -> None:
+    seen: dict[str, str] = {}
+    for name, draft in drafts.items():
+        settings = draft.settings
+        uses: list[tuple[str, str]] = []
+        if isinstance(settings, OtlpReceiverSettings):
+            uses = [
+                (key, f"address {address}")
+                for key, address in (
+                    ("listening_addr", settings.grpc),
+                    ("http_listening_addr", settings.http),
+                )
+                if address is not None and address.port
+            ]
+        elif isinstance(settings, PersistenceSettings):
+            uses = [("path", f"directory {settings.path.absolute()}")]
+        for key, what in uses:
+            if what in seen:
+                config = draft.section.section("config")
+                config.complain(key, f"the {what} is used by {seen[what]} already", "use one of its own")
+            seen.setdefault(what, name)
+
+
+def _order(drafts: dict[str, _Draft]) -> list[str]:
+    """Receivers first, everybody before its destinations."""
+    order: list[str] = []
+    while len(order) < len(drafts):
+        order += [
+            name
+            for name in drafts
+            if name not in order
+            and all(giver in order for giver in drafts if name in drafts[giver].destinations)
+        ]
+    return order

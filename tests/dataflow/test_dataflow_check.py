@@ -1,0 +1,290 @@
+"""What is wrong with a file is said all at once, each with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.dataflow.flow_files import GOOD, changed, line_of
+
+from forebay.cli._app import run
+from forebay.dataflow import FILE_BYTES_MAX, DataflowInvalid, Problem, check, load
+from forebay.dataflow._settings import OtlpExporterSettings, OtlpReceiverSettings, PersistenceSettings
+
+
+def only(data: bytes) -> Problem:
+    problems, _ = check(data)
+    assert len(problems) == 1, [str(each) for each in problems]
+    return problems[0]
+
+
+def test_the_design_file_means_what_it_says() -> None:
+    plan = load(GOOD.encode())
+    assert list(plan.nodes) == ["otlp_receiver", "persistence", "parquet", "otlp_exporter"]
+    receiver = plan.nodes["otlp_receiver"].settings
+    assert isinstance(receiver, OtlpReceiverSettings)
+    assert (str(receiver.grpc), str(receiver.http), receiver.requests_max) == (
+        "127.0.0.1:4317",
+        "127.0.0.1:4318",
+        256,
+    )
+    persistence = plan.nodes["persistence"]
+    assert isinstance(persistence.settings, PersistenceSettings)
+    quiver = persistence.settings.quiver
+    assert (quiver.segment_bytes, quiver.wal_bytes_max, quiver.flush_interval_ms) == (
+        32_000_000,
+        4_000_000_000,
+        25,
+    )
+    assert (quiver.retain_ms, quiver.size_cap_bytes, quiver.size_cap_policy) == (
+        72 * 3_600_000,
+        500_000_000_000,
+        "drop_oldest",
+    )
+    assert persistence.destinations == ("parquet", "otlp_exporter")
+    exporter = plan.nodes["otlp_exporter"].settings
+    assert isinstance(exporter, OtlpExporterSettings)
+    assert (exporter.target, exporter.compression, exporter.timeout_ms) == ("127.0.0.1:4320", "gzip", 15_000)
+    assert plan.remarks == ()
+
+
+def test_keys_with_dots_mean_the_nested_ones() -> None:
+    data = changed("        size_cap_policy: drop_oldest\n", "      retention.size_cap_policy: drop_oldest\n")
+    settings_ = load(data).nodes["persistence"].settings
+    assert isinstance(settings_, PersistenceSettings)
+    assert settings_.quiver.size_cap_policy == "drop_oldest"
+    both = changed(
+        "        size_cap_policy: drop_oldest\n",
+        "        size_cap_policy: drop_oldest\n      retention.size_cap_policy: drop_oldest\n",
+    )
+    assert "with dots and nested" in only(both).message
+
+
+def test_without_an_address_the_receiver_is_on_the_usual_one_of_this_machine() -> None:
+    text = changed('      listening_addr: "127.0.0.1:4317"\n', "")
+    text = changed('      http_listening_addr: "127.0.0.1:4318"\n', "", text.decode())
+    receiver = load(text).nodes["otlp_receiver"].settings
+    assert isinstance(receiver, OtlpReceiverSettings)
+    assert (str(receiver.grpc), receiver.http) == ("127.0.0.1:4317", None)
+
+
+MISTAKES = {
+    "unknown key": ("flush_interval: 25ms", "flush_intervall: 25ms", "flush_intervall", "unknown key"),
+    "unknown key of a node": ("config:\n      path: ./parquet", "cofig: {path: a}", "cofig", "unknown key"),
+    "unknown top key": ("nodes:\n", "nods: 1\nnodes:\n", "nods", "unknown key"),
+    "unknown urn": ("urn:otel:parquet:exporter", "urn:otel:parket:exporter", "urn:otel:parket", "no plugin"),
+    "absent urn": ("urn:otel:parquet:exporter", "urn:otel:otap:exporter", "urn:otel:otap", "not to be had"),
+    "wrong kind": ("kind: processor", "kind: exporter", "kind: exporter", "of kind processor"),
+    "unknown kind": ("kind: processor", "kind: processer", "processer", "not known"),
+    "dangling port": ("- otlp_exporter", "- otlp_exporta", "- otlp_exporta", "there is no node"),
+    "port to a receiver": ("- otlp_exporter", "- otlp_receiver", "- otlp_receiver", "takes nothing in"),
+    "destination twice": (
+        "- otlp_exporter",
+        "- otlp_exporter\n          - parquet",
+        "- parquet\n        d",
+        "twice",
+    ),
+    "unknown port": (
+        "broadcast\n",
+        "broadcast\n      other: {}\n",
+        "other",
+        "unknown key",
+    ),
+    "wrong size": ("32MB", "32 megabytes", "32 mega", "not a size"),
+    "size without meaning": ("4GB", "-4GB", "-4GB", "not a size"),
+    "size out of range": ("32MB", "2GiB", "2GiB", "out of range"),
+    "wrong duration": ("25ms", "25", "flush_interval", "no unit"),
+    "duration out of range": ("25ms", "2h", "2h", "out of range"),
+    "wrong number": ("72", "three days", "three days", "whole number"),
+    "wrong policy": ("drop_oldest", "drop_newest", "drop_newest", "not known"),
+    "wrong strategy": ("broadcast", "random", "random", "not known"),
+    "cap too small": ("500GB", "1GB", "size_cap: 1GB", "two segments"),
+    "wrong address": ("127.0.0.1:4317", "4317", "listening_addr", "not an address"),
+    "wrong endpoint": (
+        "http://127.0.0.1:4320",
+        "http://{{backend}}:1235",
+        "grpc_endpoint",
+        "not an endpoint",
+    ),
+    "codec that grpc lacks": ("gzip", "zstd", "compression_method", "not known"),
+    "key twice": ("path: ./parquet", "path: ./parquet\n      path: ./other", "path: ./other", "comes twice"),
+    "tag": ("path: ./parquet", "path: !!python/name:os.system x", "path: !!python", "tag"),
+    "list for a value": ("path: ./parquet", "path: [a]", "path: [a]", "single value"),
+    "text for a mapping": (
+        "segment:\n        target_size: 32MB",
+        "segment: 32MB",
+        "segment: 32MB",
+        "mapping",
+    ),
+    "address twice": ("127.0.0.1:4318", "127.0.0.1:4317", "http_listening_addr", "used by otlp_receiver"),
+    "missing setting": (
+        "      path: ./parquet",
+        "      compression: zstd",
+        "compression: zstd",
+        "path is missing",
+    ),
+    "not yaml": ("path: ./parquet", "path: [a", "timeout", "not YAML"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_every_mistake_has_its_line(name: str) -> None:
+    old, new, piece, message = MISTAKES[name]
+    data = changed(old, new)
+    problems, _ = check(data)
+    found = [each for each in problems if message in each.message]
+    assert found, [str(each) for each in problems]
+    if name != "not yaml":
+        assert found[0].line == line_of(data, piece)
+    # Nothing else is wrong, but for what follows from the mistake itself.
+    related = ("no port leads", "path is missing", "no node", "is missing", "without out_ports")
+    rest = [
+        each for each in problems if each not in found and not any(part in each.message for part in related)
+    ]
+    assert not rest, [str(each) for each in rest]
+
+
+def test_all_mistakes_are_reported_at_once_in_order() -> None:
+    data = changed("32MB", "32M").decode()
+    data = changed("25ms", "soon", data).decode()
+    data = changed("- parquet", "- parkett", data).decode()
+    problems, _ = check(data.encode())
+    assert [each.line for each in problems] == sorted(each.line for each in problems)
+    assert len(problems) == 4  # the three, and that nothing leads to parquet any more
+    with pytest.raises(DataflowInvalid) as caught:
+        load(data.encode())
+    assert caught.value.problems == problems
+
+
+def test_a_circle_is_shown_from_node_to_node() -> None:
+    text = GOOD.replace("    kind: exporter\n    plugin_urn: \"urn:otel:parquet:exporter\"\n", """\
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    out_ports: {out_port: {destinations: [persistence]}}
+""")  # fmt: skip
+    problem = only(text.encode())
+    assert "parquet -> persistence -> parquet" in problem.message
+    assert problem.hint
+
+
+def test_two_stores_in_one_directory_are_refused() -> None:
+    text = GOOD.replace("    kind: exporter\n    plugin_urn: \"urn:otel:parquet:exporter\"\n", """\
+    kind: processor
+    plugin_urn: "urn:otap:processor:persistence"
+    out_ports: {out_port: {destinations: [otlp_exporter]}}
+""").replace("./parquet", "./quiver_data")  # fmt: skip
+    assert "used by persistence already" in only(text.encode()).message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("          - persistence\n", "", "leads nowhere"),
+        ("    out_ports:\n      out_port:\n        destinations:\n          - persistence\n"
+         "        dispatch_strategy: round_robin\n", "", "without out_ports leads nowhere"),
+        ("  parquet:\n", "  parquet:\n    out_ports: {out_port: {destinations: [otlp_exporter]}}\n",
+         "an exporter has no ports"),
+    ],
+)  # fmt: skip
+def test_ports_must_lead_somewhere(old: str, new: str, message: str) -> None:
+    problems, _ = check(changed(old, new))
+    assert any(message in each.message for each in problems), [str(each) for each in problems]
+
+
+def test_taking_turns_behind_a_store_is_remarked_on_but_allowed() -> None:
+    data = changed("broadcast", "round_robin")
+    problems, remarks = check(data)
+    assert not problems
+    assert [each.line for each in remarks] == [line_of(data, "otlp_exporter\n        dispatch") + 1]
+    assert load(data).remarks == tuple(remarks)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"# nothing\n", b"nodes:\n", b"nodes: {}\n", b"nodes: [a]\n", b"text", b"- a"]
+)
+def test_a_file_without_nodes_says_so(data: bytes) -> None:
+    assert only(data).line == 1
+
+
+# Hostile files.
+
+
+def test_a_file_that_is_too_long_is_not_read() -> None:
+    assert "bytes" in only(b"#" * (FILE_BYTES_MAX + 1)).message
+
+
+def test_deep_nesting_ends_at_its_limit() -> None:
+    assert "too deeply" in only(b"nodes: " + b"[" * 100_000).message
+    assert "too deeply" in only(b"nodes: " + b"{a: " * 20_000).message
+
+
+def test_a_billion_laughs_are_not_unfolded() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 20)]
+    assert "aliases unfold" in only("\n".join(lines).encode()).message
+
+
+def test_a_value_that_contains_itself_ends() -> None:
+    assert "aliases unfold" in only(b"nodes: &a\n  x: *a\n").message
+
+
+def test_many_values_end_at_their_limit() -> None:
+    assert "too many values" in only(b"nodes: [" + b"1," * 50_000 + b"]").message
+
+
+def test_bytes_that_are_no_text_have_a_line() -> None:
+    problem = only(b"nodes:\n  a: \xff\xfe\n")
+    assert (problem.line, "UTF-8" in problem.message) == (2, True)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_give_an_answer(data: bytes) -> None:
+    problems, _ = check(data)
+    assert problems
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_a_damaged_file_gives_an_answer_with_places_inside_it(data: st.DataObject) -> None:
+    text = GOOD.encode()
+    begin = data.draw(st.integers(0, len(text) - 1))
+    end = data.draw(st.integers(begin, min(len(text), begin + 40)))
+    filling = data.draw(
+        st.sampled_from([b"", b": ", b"- ", b"{", b"]", b"\n", b"&a ", b"*a", b'"', b"\0", b"%", b"?"])
+    )
+    damaged = text[:begin] + filling + text[end:]
+    problems, remarks = check(damaged)
+    for each in problems + remarks:
+        assert 1 <= each.line <= damaged.count(b"\n") + 2
+        assert each.column >= 1
+
+
+# The command.
+
+
+def test_the_command_prints_file_line_and_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "flow.yaml"
+    path.write_bytes(changed("25ms", "25"))
+    assert run(["dataflow", "check", str(path)]) == 1
+    line = line_of(path.read_bytes(), "flush_interval")
+    assert f"{path}:{line}:25: error: nodes.persistence.config.wal.flush_interval" in capsys.readouterr().out
+
+
+def test_the_command_has_a_document_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "flow.yaml"
+    path.write_bytes(changed("25ms", "25"))
+    assert run(["dataflow", "check", str(path), "--output", "json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is False
+    assert answer["problems"][0]["line"] == line_of(path.read_bytes(), "flush_interval")
+    path.write_text(GOOD)
+    assert run(["dataflow", "check", str(path), "--output", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": [], "remarks": []}
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["dataflow", "check", str(tmp_path / "none.yaml")]) == 1
+    assert "does not exist" in capsys.readouterr().err
