@@ -41,6 +41,20 @@ async def test_missing_key_is_none(coordinator: Coordinator, directory: str) -> 
     assert await coordinator.get(f"{directory}/nothing") is None
 
 
+async def test_many_keys_are_read_in_the_order_asked_for(coordinator: Coordinator, directory: str) -> None:
+    homes = [f"home-{number % 3}" if number % 4 else None for number in range(40)]
+    keys = [(f"{directory}/{number % 5}/k{number}", home) for number, home in enumerate(homes)]
+    await coordinator.write(
+        [Put(key, key.encode(), partition_key=home) for key, home in keys if not key.endswith("7")]
+    )
+    asked = list(reversed(keys))
+    found = await coordinator.get_many(asked)
+    assert [None if record is None else record.value.decode() for record in found] == [
+        None if key.endswith("7") else key for key, _ in asked
+    ]
+    assert list(await coordinator.get_many([])) == []
+
+
 @pytest.mark.parametrize("value", [b"", b"\0", bytes(range(256)), b"x" * VALUE_BYTES_MAX])
 async def test_any_bytes_up_to_the_limit_are_kept(
     coordinator: Coordinator, directory: str, value: bytes

@@ -19,6 +19,7 @@ The contract, held by one behaviour suite for every tenant:
 from __future__ import annotations
 
 import abc
+import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -178,6 +179,13 @@ class Coordinator(abc.ABC):
     @abc.abstractmethod
     async def get(self, key: str, *, partition_key: str | None = None) -> Record | None:
         """The record, or None."""
+
+    async def get_many(self, keys: Sequence[tuple[str, str | None]]) -> Sequence[Record | None]:
+        """The records of many keys, each with its partition key, in the order given.
+
+        One round trip per shard where keys are across a wire. Not from one moment: as so many calls of `get`.
+        """
+        return await asyncio.gather(*(self.get(key, partition_key=home) for key, home in keys))
 
     @abc.abstractmethod
     async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:

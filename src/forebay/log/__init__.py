@@ -11,6 +11,7 @@ from forebay.log._errors import (
     Fenced,
     OffsetOutOfRange,
     OutOfSequence,
+    UnknownPartition,
     UnknownTopic,
 )
 from forebay.log._explain import Explanation, explain
@@ -20,6 +21,7 @@ from forebay.log._group_consumer import GroupConsumer
 from forebay.log._group_member import GroupConfig, GroupMember
 from forebay.log._group_records import GenerationFenced, GroupBusy, GroupOffset, MemberRecord, TopicPartition
 from forebay.log._groups import GroupDescription, GroupLag, GroupReset, Groups
+from forebay.log._positions import Positions, PositionsSeen, Span
 from forebay.log._reader import LogReader
 from forebay.log._resolve import PartitionOffsets
 from forebay.log._retention import Retention, RetentionReport
@@ -74,11 +76,14 @@ __all__ = [
     "OutOfSequence",
     "PartitionOffsets",
     "PartitionReport",
+    "Positions",
+    "PositionsSeen",
     "ProducerConfig",
     "ReadRequest",
     "ReaderConfig",
     "Retention",
     "RetentionReport",
+    "Span",
     "TailCache",
     "TailCacheConfig",
     "TailFedWriter",
@@ -89,6 +94,7 @@ __all__ = [
     "TopicSettings",
     "Trimmed",
     "Trimmer",
+    "UnknownPartition",
     "UnknownTopic",
     "Vacuum",
     "VacuumConfig",

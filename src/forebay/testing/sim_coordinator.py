@@ -68,6 +68,20 @@ class SimCoordinator(Coordinator):
         self._received("get", found)
         return found
 
+    async def get_many(self, keys: Sequence[tuple[str, str | None]]) -> Sequence[Record | None]:
+        """The records of many keys: one request, which all shards answer alike."""
+        for key, partition_key in keys:
+            self._check_lookup(key, partition_key)
+        if not keys:
+            return []
+        subject = " ".join(key for key, _ in keys)
+        found = await self.link.call(
+            "get", subject, lambda: [self.state.get(key, home) for key, home in keys], write=False
+        )
+        for record in found:
+            self._received("get", record)
+        return found
+
     async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:
         """One request per shard. A result may be `OutcomeUnknown` whether it was done or not."""
         validate_operations(operations)

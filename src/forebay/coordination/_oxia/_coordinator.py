@@ -113,6 +113,13 @@ class OxiaCoordinator(Coordinator):
         validate_partition_key(partition_key)
         return await self._use().reader.get(key, partition_key, self._deadline())
 
+    async def get_many(self, keys: Sequence[tuple[str, str | None]]) -> Sequence[Record | None]:
+        """The records of many keys, in one request per shard."""
+        for key, partition_key in keys:
+            validate_key(key)
+            validate_partition_key(partition_key)
+        return await self._use().reader.get_many(keys, self._deadline())
+
     async def range_scan(
         self, start: str, end: str, *, limit: int = SCAN_RECORDS_MAX, partition_key: str | None = None
     ) -> list[Record]:

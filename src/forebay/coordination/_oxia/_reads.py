@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
@@ -25,7 +25,22 @@ __all__ = ["Reader", "session_identity"]
 
 T = TypeVar("T")
 _IDENTITY = "forebay-session-"
+GETS_PER_REQUEST_MAX = 4_000
+"""Most keys of one request: the answers together stay below what one message may hold."""
 _DOWN = (pb.FLOOR, pb.LOWER)
+
+
+async def gathered(works: Sequence[Awaitable[T]]) -> list[T]:
+    """The results of all; where one fails the others are ended before the error goes on."""
+    if len(works) == 1:
+        return [await works[0]]
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def session_identity(session_id: int) -> str:
@@ -44,6 +59,40 @@ class Reader:
         shards = await self._caller.assignments.current(deadline)
         shard = shards.of(partition_key if partition_key is not None else key)
         return await self._lookup(shard, key, pb.EQUAL, deadline)
+
+    async def get_many(
+        self, keys: Sequence[tuple[str, str | None]], deadline: Deadline
+    ) -> list[Record | None]:
+        """The records of exactly these keys: one request per shard, or a few where there are very many."""
+        shards = await self._caller.assignments.current(deadline)
+        by_shard: dict[int, list[int]] = {}
+        for place, (key, partition_key) in enumerate(keys):
+            shard = shards.of(partition_key if partition_key is not None else key)
+            by_shard.setdefault(shard, []).append(place)
+        parts = [
+            (shard, places[first : first + GETS_PER_REQUEST_MAX])
+            for shard, places in by_shard.items()
+            for first in range(0, len(places), GETS_PER_REQUEST_MAX)
+        ]
+        answers = await gathered(
+            [self._get_part(shard, [keys[place][0] for place in places], deadline) for shard, places in parts]
+        )
+        found: list[Record | None] = [None] * len(keys)
+        for (_, places), records in zip(parts, answers, strict=True):
+            for place, record in zip(places, records, strict=True):
+                found[place] = record
+        return found
+
+    async def _get_part(self, shard: int, keys: Sequence[str], deadline: Deadline) -> list[Record | None]:
+        gets = [pb.GetRequest(key=key, include_value=True, comparison=pb.EQUAL) for key in keys]
+        try:
+            answers = await self._read(shard, gets, deadline)
+        except Trouble as trouble:
+            raise trouble.error(f"reading {len(keys)} keys from {keys[0]!r} on") from None
+        return [
+            _record(answer, key) if answer.status == pb.OK else None
+            for key, answer in zip(keys, answers, strict=True)
+        ]
 
     async def nearest(
         self, key: str, comparison: pb.Comparison, partition_key: str | None, deadline: Deadline
@@ -79,22 +128,12 @@ class Reader:
     ) -> list[T]:
         shards = await self._caller.assignments.current(deadline)
         ids = shards.ids if partition_key is None else [shards.of(partition_key)]
-        if len(ids) == 1:
-            return [await read(ids[0])]
-        tasks = [asyncio.ensure_future(read(shard)) for shard in ids]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await gathered([read(shard) for shard in ids])
 
-    async def _lookup(
-        self, shard: int, key: str, comparison: pb.Comparison, deadline: Deadline
-    ) -> Record | None:
-        request = pb.ReadRequest(
-            shard=shard, gets=[pb.GetRequest(key=key, include_value=True, comparison=comparison)]
-        )
+    async def _read(
+        self, shard: int, gets: Sequence[pb.GetRequest], deadline: Deadline
+    ) -> list[pb.GetResponse]:
+        request = pb.ReadRequest(shard=shard, gets=gets)
 
         async def call(service: Service, left_s: float) -> list[pb.GetResponse]:
             answers: list[pb.GetResponse] = []
@@ -104,12 +143,18 @@ class Reader:
                     answers.extend(response.gets)
             finally:
                 await finish(stream)
-            if len(answers) != 1:
-                raise Trouble(TroubleKind.OTHER, f"{len(answers)} answers to one question")
+            if len(answers) != len(gets):
+                raise Trouble(TroubleKind.OTHER, f"{len(answers)} answers to {len(gets)} questions")
             return answers
 
+        return await self._caller.on_leader(shard, deadline, call)
+
+    async def _lookup(
+        self, shard: int, key: str, comparison: pb.Comparison, deadline: Deadline
+    ) -> Record | None:
+        get = pb.GetRequest(key=key, include_value=True, comparison=comparison)
         try:
-            [answer] = await self._caller.on_leader(shard, deadline, call)
+            [answer] = await self._read(shard, [get], deadline)
         except Trouble as trouble:
             if trouble.kind is TroubleKind.INTERNAL_ENTRY:
                 return None
