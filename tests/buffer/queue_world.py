@@ -71,6 +71,8 @@ class Plan:
 
     producers: int = 3
     calls: int = 3
+    together: int = 1
+    """Producers per actor, which then commit together."""
     consumers: int = 1
     faults: Faults = field(default_factory=Faults)
     rotate_s: float = 1.0
@@ -129,14 +131,18 @@ class QueueWorld:
         self.left = [] if report.refused else keys
 
     async def _produce(self, me: Actor) -> None:
+        await asyncio.gather(*[self._produce_as(me, number) for number in range(self.plan.together)])
+
+    async def _produce_as(self, me: Actor, number: int) -> None:
+        name = f"{me.name}/{me.lives}/{number}"
         config = self.plan.config
         producer = Producer(
             config, me.clock, store=me.store, ids=me.ids, randomness=me.random, metrics=self.metrics
         )
         waiting = []
         for call in range(self.plan.calls):
-            records = [f"{me.name}/{me.lives}/{call}/{n}".encode() for n in range(me.random.randint(1, 3))]
-            told = Told(f"{me.name}/{me.lives}", records)
+            records = [f"{name}/{call}/{n}".encode() for n in range(me.random.randint(1, 3))]
+            told = Told(name, records)
             self.told.append(told)
             handle = await producer.produce(records, me.name.encode())
             watch = self._watch(told, handle)

@@ -56,6 +56,21 @@ def test_sixteen_producers_share_one_manifest() -> None:
         pass
 
 
+def test_producers_that_commit_together_keep_their_promises_under_any_faults() -> None:
+    def scenario(seed: int) -> QueueWorld:
+        plan = Plan(
+            producers=1 + seed % 2,
+            together=2 + seed % 3,
+            calls=1 + seed % 3,
+            faults=STORMY,
+            crash_rate=0.002 if seed % 2 else 0.0,
+        )
+        return keeps_its_promises(seed, plan)
+
+    for _ in run_seeds(scenario, seeds(150)):
+        pass
+
+
 def test_consumers_that_take_over_from_each_other_store_every_batch_once() -> None:
     plan = Plan(producers=2, calls=4, consumers=3, faults=STORMY)
     runs = list(run_seeds(lambda seed: keeps_its_promises(seed, plan), seeds(30)))
@@ -104,6 +119,7 @@ def test_many_seeds_of_larger_queues() -> None:
         plan = Plan(
             producers=1 + seed % 16,
             calls=1 + seed % 6,
+            together=1 + seed % 3,
             consumers=1 + seed % 3,
             faults=Faults.all((seed % 5) * 0.015),
             crash_rate=0.002,

@@ -30,7 +30,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from forebay.buffer._config import BufferConfig
 from forebay.buffer._errors import CommitFailed, CommitUnknown, ManifestLost, QueueFull
@@ -75,6 +75,10 @@ class Upload:
     """Told at the moment it is known to be committed, which may be before `commit` returns."""
     answer: Answer | None = None
     """What became of it, once that is known."""
+    owner: object = None
+    """Whose numbers these are, where several producers commit together."""
+    metrics: BufferMetrics | None = None
+    """Where to count what becomes of it; None: where the committer counts."""
 
 
 class Committer(Protocol):
@@ -103,6 +107,8 @@ class _Waiting:
     """As it lies in the store now."""
     names: set[str]
     """Every location that an attempt which may still land has carried."""
+    came: Literal["handed in", "from the line", "was ready"] = "handed in"
+    """How it came into the group: with the commit itself, or taken along."""
     tried: bool = False
     """Whether such an attempt has carried it at all; a batch that was taken along later has not been."""
 
@@ -119,8 +125,10 @@ class _Group:
     doubtful: bool = False
     """Whether one of them ended without a certain answer."""
 
-    def add(self, upload: Upload) -> None:
-        self.waiting.append(_Waiting(upload, upload, {upload.entry.location}))
+    def add(
+        self, upload: Upload, came: Literal["handed in", "from the line", "was ready"] = "handed in"
+    ) -> None:
+        self.waiting.append(_Waiting(upload, upload, {upload.entry.location}, came))
 
     def answer(self, item: _Waiting, answer: Answer) -> None:
         upload = item.first
@@ -138,7 +146,7 @@ class _Group:
 
 
 class ManifestCommitter:
-    """Enqueues by writing the manifest itself."""
+    """Enqueues by writing the manifest itself. One commit at a time."""
 
     def __init__(
         self,
@@ -148,14 +156,17 @@ class ManifestCommitter:
         clock: Clock,
         randomness: random.Random,
         metrics: BufferMetrics,
+        more: Callable[[int], Sequence[Upload]] | None = None,
     ) -> None:
+        """`more` gives further uploads for a commit under way, at most as many as asked for."""
         self._file = file
         self._config = config
         self._clock = clock
         self._random = randomness
         self._metrics = metrics
         self._pace = Pace(clock, randomness)
-        self._ready: dict[int, Upload] = {}
+        self._more = more
+        self._ready: dict[tuple[object, int], Upload] = {}
 
     @property
     def pace(self) -> Pace:
@@ -165,33 +176,58 @@ class ManifestCommitter:
     def ready(self, upload: Upload) -> None:
         """Remember it: a commit that is still trying takes along what follows its own batches."""
         if upload.number >= 0:
-            self._ready[upload.number] = upload
+            self._ready[upload.owner, upload.number] = upload
+
+    def forget(self, owner: object) -> None:
+        """Take along nothing more of this owner."""
+        for key in [key for key in self._ready if key[0] is owner]:
+            del self._ready[key]
 
     async def close(self) -> None:
         """Nothing is kept open."""
 
     async def commit(self, uploads: Sequence[Upload]) -> Sequence[Answer]:
         """See the module."""
-        group = _Group()
-        for upload in uploads:
-            self._ready.pop(upload.number, None)
-            if upload.answer is None:
-                group.add(upload)
-        if group.waiting:
-            began = self._clock.monotonic()
-            await self._commit(group, began)
+        began = self._clock.monotonic()
+        is_new = any(upload.answer is None for upload in uploads)
+        await self.commit_since(uploads, began)
+        if is_new:
             self._metrics.enqueue_duration.observe(self._clock.monotonic() - began)
         answers = [upload.answer for upload in uploads if upload.answer is not None]
         assert len(answers) == len(uploads), "every batch is answered"
         return answers
 
+    async def commit_since(self, uploads: Sequence[Upload], began: float) -> None:
+        """Answer every upload. The time allowed is counted from `began`."""
+        group = _Group()
+        for upload in uploads:
+            self._ready.pop((upload.owner, upload.number), None)
+            if upload.answer is None:
+                group.add(upload)
+        if group.waiting:
+            await self._commit(group, began)
+
     def _take_along(self, group: _Group) -> None:
-        """Add the batches that have become ready behind those of the group."""
-        while len(group.waiting) < self._config.commit_batches_max:
-            upload = self._ready.pop(group.waiting[-1].upload.following, None)
-            if upload is None:
-                return
-            group.add(upload)
+        """Add what else waits for a commit, and the batches that follow on those of the group."""
+        room = self._config.commit_batches_max - len(group.waiting)
+        if self._more is not None and room > 0:
+            for upload in self._more(room):
+                self._ready.pop((upload.owner, upload.number), None)
+                group.add(upload, "from the line")
+        if not self._ready:
+            return
+        ends = {item.first.owner: item.first.following for item in group.waiting}
+        for owner, end in ends.items():
+            following = end
+            while (owner, following) in self._ready and len(group.waiting) < self._config.commit_batches_max:
+                upload = self._ready.pop((owner, following))
+                group.add(upload, "was ready")
+                following = upload.following
+
+    def _metrics_of(self, group: _Group) -> BufferMetrics:
+        """Where to count an attempt: with whoever comes first in it, so that it counts once."""
+        first = group.waiting[0].first if group.waiting else None
+        return self._metrics if first is None or first.metrics is None else first.metrics
 
     async def _commit(self, group: _Group, began: float) -> None:
         policy = self._config.commit_retry
@@ -225,10 +261,9 @@ class ManifestCommitter:
             await self._load(group)
         if self._overflow(group) and self._clock.monotonic() > self._file.seen_at:
             await self._load(group)  # The consumer may have made room since we last looked.
-        overflow = self._overflow(group)
-        if overflow and group.sequence is None:
-            limit = self._config.manifest_append_bytes_max
-            for item, size in overflow:
+        limit = self._config.manifest_append_bytes_max
+        for item, size in self._overflow(group):
+            if not item.tried:  # Those that were are in front, and keep their places.
                 group.answer(item, QueueFull(self._file.path, limit=limit, actual=size))
 
     async def _load(self, group: _Group) -> None:
@@ -236,8 +271,9 @@ class ManifestCommitter:
         manifest = await self._file.load()
         self._pace.read_took(self._clock.monotonic() - began)
         self._pace.saw(manifest.next_sequence, len(group.waiting))
-        self._metrics.queue_length.set(len(manifest))
-        self._metrics.manifest_bytes.set(len(manifest.data))
+        metrics = self._metrics_of(group)
+        metrics.queue_length.set(len(manifest))
+        metrics.manifest_bytes.set(len(manifest.data))
         if group.sequence is None:
             return
         for index, item in enumerate(list(group.waiting)):
@@ -254,7 +290,7 @@ class ManifestCommitter:
 
     def _consumed(self, group: _Group, item: _Waiting) -> None:
         """The entry at our sequence was removed before we could look whose it was."""
-        self._metrics.commit_unknown.inc()
+        (item.first.metrics or self._metrics).commit_unknown.inc()
         if self._config.on_unknown == "fail":
             reason = "its place in the queue was consumed before the outcome could be seen"
             group.answer(item, CommitUnknown(item.upload.entry.location, reason))
@@ -266,20 +302,29 @@ class ManifestCommitter:
         old = [item for item in group.waiting if now - item.upload.uploaded_at >= limit]
         for item in old:
             if item.upload.renew is not None:
-                self._metrics.reuploads.inc()
+                (item.first.metrics or self._metrics).reuploads.inc()
                 item.upload = await item.upload.renew()
                 item.upload.number, item.upload.following = item.first.number, item.first.following
                 item.names.add(item.upload.entry.location)
         return bool(old)
 
     def _overflow(self, group: _Group) -> list[tuple[_Waiting, int]]:
-        """Batches at the end of the group that would make the manifest too large, with its size then."""
-        total = len(self._file.manifest.data)
-        found = []
+        """Batches that would make the manifest too large, with its size then.
+
+        What follows on one of them from the same producer is held back with it; others are not.
+        """
+        limit = self._config.manifest_append_bytes_max
+        total = wanted = len(self._file.manifest.data)
+        found: list[tuple[_Waiting, int]] = []
+        held: list[object] = []
         for item in group.waiting:
-            total += buffer_manifest.encoded_entry_bytes(item.upload.entry)
-            if total > self._config.manifest_append_bytes_max:
-                found.append((item, total))
+            size = buffer_manifest.encoded_entry_bytes(item.upload.entry)
+            wanted += size
+            if total + size > limit or item.first.owner in held:
+                found.append((item, wanted))
+                held.append(item.first.owner)
+            else:
+                total += size
         return found
 
     async def _attempt(self, group: _Group) -> None:
@@ -288,13 +333,14 @@ class ManifestCommitter:
         manifest = buffer_manifest.append(base, [item.upload.entry for item in group.waiting])
         for item in group.waiting:
             item.tried = True
-        self._metrics.commit_batches.observe(len(group.waiting))
-        self._metrics.writes.attempted()
+        metrics = self._metrics_of(group)
+        metrics.commit_batches.observe(len(group.waiting))
+        metrics.writes.attempted()
         began = self._clock.monotonic()
         try:
             await self._file.write(manifest)
         except PreconditionFailed:
-            self._metrics.writes.conflicted()
+            metrics.writes.conflicted()
             group.doubtful = True  # Until a look shows another version: a server may have sent it twice.
             raise
         except NotDone:
@@ -305,8 +351,8 @@ class ManifestCommitter:
         finally:
             self._pace.write_took(self._clock.monotonic() - began)
         self._pace.succeeded(base.next_sequence, len(group.waiting))
-        self._metrics.queue_length.set(len(manifest))
-        self._metrics.manifest_bytes.set(len(manifest.data))
+        metrics.queue_length.set(len(manifest))
+        metrics.manifest_bytes.set(len(manifest.data))
         for index, item in enumerate(list(group.waiting)):
             group.answer(item, Committed(base.next_sequence + index, item.upload.entry.location))
 
@@ -318,16 +364,20 @@ class ManifestCommitter:
             except ForebayError as error:
                 problem = error
         for item in list(group.waiting):
-            group.answer(item, self._verdict(group, item, problem))
+            if item.came == "handed in" or item.tried:
+                group.answer(item, self._verdict(group, item, problem))
+            elif item.came == "was ready":  # It has time of its own, in the commit it will be handed to.
+                self.ready(item.first)
 
     def _verdict(self, group: _Group, item: _Waiting, problem: ForebayError) -> Exception:
         location = item.upload.entry.location
         if isinstance(problem, ManifestLost):
             return problem
+        metrics = item.first.metrics or self._metrics
         if group.doubtful:
-            self._metrics.commit_unknown.inc()
+            metrics.commit_unknown.inc()
             return CommitUnknown(location, str(problem))
-        self._metrics.commit_failed.inc()
+        metrics.commit_failed.inc()
         failed = CommitFailed(location, str(problem))
         failed.__cause__ = problem
         return failed

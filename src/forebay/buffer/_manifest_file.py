@@ -39,6 +39,10 @@ class ManifestFile:
         self.reads = 0
         """Bodies downloaded."""
 
+    def use(self, store: ObjectStore) -> None:
+        """Go on through another way to the same object."""
+        self._store = store
+
     @property
     def exists(self) -> bool:
         """Whether it was ever seen."""

@@ -5,7 +5,7 @@
 Records are encoded when their batch is uploaded, all in one go: encoding every call by itself would copy each
 record twice. What can be wrong with a call is found before it is accepted, so that one call cannot spoil the
 batch of others. Batches upload in parallel and are committed in the order they were closed, many per
-compare-and-set.
+compare-and-set, together with those of other producers of this process on the same queue.
 
 What a crash leaves, by where it strikes: before the upload nothing; between upload and commit an object that
 no manifest names, which garbage collection takes; after the commit a durable batch. Whoever produced learns
@@ -27,12 +27,12 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 from crc32c import crc32c
 
-from forebay.buffer._committer import Committed, Committer, ManifestCommitter, Upload
+from forebay.buffer._committer import Committed, Committer, Upload
 from forebay.buffer._config import BufferConfig
 from forebay.buffer._errors import UploadFailed
-from forebay.buffer._manifest_file import ManifestFile
 from forebay.buffer._metrics import BufferMetrics
 from forebay.buffer._names import batch_location
+from forebay.buffer._shared_committer import SharedCommitter
 from forebay.errors import ForebayError, LimitExceeded, OutcomeUnknown, Unavailable, UsageError
 from forebay.formats import buffer_batch, record_block
 from forebay.formats.buffer_batch import Compression
@@ -144,11 +144,17 @@ class Producer:
         """Name of this producer in metrics and extensions."""
         self._producer_id = bytes.fromhex(self._ids.token())
         self.metrics = BufferMetrics(metrics, "producer", self.instance)
-        self._committer = committer or self._own_committer()
+        self._committer = committer or SharedCommitter(
+            self._store,
+            config,
+            is_store_own=self._owns_store,
+            clock=self._clock,
+            randomness=self._random,
+            metrics=self.metrics,
+        )
         self._ordinal = 0
         self._inputs = 0
         self._closed = False
-        self._abandoned = False
         self._batcher: Batcher[_Input, _Uploaded, Durable] = Batcher(
             self._upload,
             self._commit,
@@ -162,15 +168,6 @@ class Producer:
                 commit_batches_max=config.commit_batches_max,
             ),
             clock=self._clock,
-        )
-
-    def _own_committer(self) -> ManifestCommitter:
-        config = self._config
-        file = ManifestFile(
-            self._store, config.manifest_path, self._clock, bytes_max=config.manifest_bytes_max
-        )
-        return ManifestCommitter(
-            file, config, clock=self._clock, randomness=self._random, metrics=self.metrics
         )
 
     # -- taking records in
@@ -224,7 +221,7 @@ class Producer:
         uploaded = _Uploaded(upload, items, raw_bytes, len(data), began)
         upload.number, upload.following = items[0].number, items[-1].number + 1
         upload.on_commit = partial(self._landed, uploaded)
-        if not self._abandoned:  # Else its calls were told that it is not done, so no commit may carry it.
+        if not self._batcher.aborted:  # Else its calls were told that it is not done: no commit may carry it.
             self._committer.ready(upload)
         return uploaded
 
@@ -305,7 +302,10 @@ class Producer:
         return self._batcher.pending_bytes
 
     def conflict_rate(self) -> float:
-        """Percent of this producer's manifest writes that somebody else was faster."""
+        """Percent of this producer's manifest writes that somebody else was faster.
+
+        A write that carries batches of several producers counts as the write of the first of them.
+        """
         return self.metrics.writes.conflict_rate()
 
     async def flush(self) -> None:
@@ -330,7 +330,6 @@ class Producer:
         lost = self._batcher.pending_items
         if lost:
             _log.warning("producer %s: %d calls were not durable when %s", self.instance, lost, why)
-        self._abandoned = True
         self._batcher._abort()
 
     async def __aenter__(self) -> Self:

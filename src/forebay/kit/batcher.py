@@ -147,6 +147,8 @@ class Batcher(Generic[Item, Uploaded, Result]):
         self._unanswered: dict[_Batch[Item, Uploaded, Result], asyncio.Future[None]] = {}
         self._failure: Exception | None = None
         self._closed = False
+        self.aborted = False
+        """Whether it ended by cancellation: what was not handed to a commit then is answered as not done."""
 
     # -- taking items in
 
@@ -399,7 +401,7 @@ class Batcher(Generic[Item, Uploaded, Result]):
 
     def _abort(self) -> None:
         """A task of ours was cancelled: what was not handed to a commit is certainly not done."""
-        self._closed = True
+        self._closed = self.aborted = True
         if self._open.items:
             batch, self._open, self._due = self._open, _Batch([], [], 0), None
             self._unanswered[batch] = asyncio.get_running_loop().create_future()
