@@ -55,6 +55,20 @@ async def test_the_manifest_tells_how_many_share_it() -> None:
     assert clock.monotonic() - before <= PERIOD_S_MAX, "however many there are"
 
 
+async def test_a_store_that_stalls_now_and_then_teaches_no_long_pauses() -> None:
+    clock = ManualClock()
+    pace = Pace(clock, random.Random(1))
+    pace.saw(0, 1)
+    for number in range(0, 80, 4):
+        pace.read_took(0.005)
+        pace.write_took(5.0 if number % 16 == 0 else 0.01)
+        pace.succeeded(number, 1)
+    before = clock.monotonic()
+    await pace.turn()
+    assert clock.monotonic() - before < 0.1
+    assert all(pace.wait_after(LOST, 1, before, POLICY) < 0.1 for _ in range(100))
+
+
 def test_whoever_has_waited_longest_tries_first() -> None:
     clock = ManualClock()
     pace = Pace(clock, random.Random(1))

@@ -11,6 +11,9 @@ apart by at least one write, since the manifest takes one at a time; everybody w
 so the next tries are apart as well. Each producer finds a slot of its own without a word. That is also why
 this wait is not varied at random. A lone producer sees only its own entries and never waits.
 
+How long a look and a write take is the median of the last few: a store that stalls for seconds now and then,
+as some do over writes that overlap, must not teach everybody to pause for seconds.
+
 After a conflict the wait is drawn at random, which is how free slots are found, below a ceiling that falls
 with the age of the oldest batch: whoever has waited longest tries first. Waits after errors are those of the
 retry policy.
@@ -19,6 +22,8 @@ retry policy.
 from __future__ import annotations
 
 import random
+from collections import deque
+from statistics import median
 from typing import Final
 
 from forebay.errors import ForebayError, PreconditionFailed
@@ -35,7 +40,10 @@ MARGIN: Final = 1.1
 """Time of a slot over the time of a look and a write."""
 CROWD_FEARED: Final = 4
 """Producers that a conflict makes us reckon with before the manifest has told."""
-_SMOOTHING: Final = 0.3
+CROWD_MAX: Final = 64.0
+"""Producers that are reckoned with at most: a queue that jumped while we were away has not as many."""
+TIMES_KEPT: Final = 9
+"""Looks and writes whose times count."""
 _CROWD_SMOOTHING: Final = 0.6
 _DOUBT: Final = 0.7
 """Weight of an estimate made before our own batches are counted in."""
@@ -50,6 +58,8 @@ class Pace:
     def __init__(self, clock: Clock, randomness: random.Random) -> None:
         self._clock = clock
         self._random = randomness
+        self._reads = deque([0.02], TIMES_KEPT)
+        self._writes = deque([0.05], TIMES_KEPT)
         self._read_s = 0.02
         self._write_s = 0.05
         self.crowd = 1.0
@@ -59,11 +69,13 @@ class Pace:
 
     def read_took(self, seconds: float) -> None:
         """A look at the manifest took so long."""
-        self._read_s += _SMOOTHING * (seconds - self._read_s)
+        self._reads.append(seconds)
+        self._read_s = median(self._reads)
 
     def write_took(self, seconds: float) -> None:
         """A write of the manifest took so long."""
-        self._write_s += _SMOOTHING * (seconds - self._write_s)
+        self._writes.append(seconds)
+        self._write_s = median(self._writes)
 
     @property
     def is_shared(self) -> bool:
@@ -84,7 +96,8 @@ class Pace:
         """A commit put `count` batches at `sequence`."""
         since = sequence if self._end is None else self._end
         self._end = sequence + count
-        self.crowd += _CROWD_SMOOTHING * ((self._end - since) / count - self.crowd)
+        seen = min((self._end - since) / count, CROWD_MAX)
+        self.crowd += _CROWD_SMOOTHING * (seen - self.crowd)
         slot_s = MARGIN * (self._read_s + self._write_s)
         others_s = slot_s * (self.crowd - 1) if self.is_shared else 0.0
         self._next_due = self._clock.monotonic() + min(others_s, PERIOD_S_MAX)
@@ -93,7 +106,8 @@ class Pace:
         """The manifest was read while `waiting` batches of ours are to be enqueued."""
         if self._end is None:
             self._end = next_sequence
-        self.crowd = max(self.crowd, 1 + _DOUBT * (next_sequence - self._end) / waiting)
+        guess = 1 + _DOUBT * (next_sequence - self._end) / waiting
+        self.crowd = max(self.crowd, min(guess, CROWD_MAX))
 
     def wait_after(
         self, problem: ForebayError, attempt: int, waiting_since: float, policy: RetryPolicy
