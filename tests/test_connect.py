@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import forebay
@@ -477,3 +478,13 @@ async def test_a_send_to_several_partitions_that_fails_in_part_says_which(tmp_pa
             await receipt
         assert [part.partition for part in caught.value.parts if part.error] == [2]
         assert sum(part.count for part in caught.value.parts) == 50
+
+
+def test_partitions_may_be_the_integers_of_numpy_but_no_truth_values(bay: Bay) -> None:
+    bay.topics.create("numbers", partitions=3)
+    with bay.producer() as out:
+        two: Any = np.int64(2)
+        assert out.send("numbers", [b"x"], partition=two).result(30).partition == 2
+        for wrong in (True, 1.0, "1"):
+            with pytest.raises(UsageError):
+                out.send("numbers", [b"x"], partition=wrong).result(30)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -148,6 +149,12 @@ class Outgoing:
     tell: Callable[[Delivery | ForebayError], None]
     receipt: object
     """Whoever is told: a failure that it was asked for is not raised again."""
+
+    def __post_init__(self) -> None:
+        # The integers of numpy and the like. A bool is left as it is, and refused where it is used.
+        if type(self.partition) is not int and not isinstance(self.partition, bool | None):
+            with contextlib.suppress(TypeError):
+                self.partition = operator.index(self.partition)
 
 
 class Producer:

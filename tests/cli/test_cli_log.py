@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from forebay import connect as bay_of
 from forebay.coordination import open_coordinator
 from forebay.kit import IdSource, SystemClock
-from forebay.log import AppendGroup, LogReader, LogWriter
+from forebay.log import AppendGroup, Fenced, LogReader, LogWriter
 from forebay.log._group_records import TopicPartition
 from forebay.log._groups import Groups
 from forebay.log._keys import PartitionKeys
@@ -235,6 +236,34 @@ async def _until_compacted(data: Path) -> None:
 
 
 # -- trim and retention
+
+
+def test_a_fenced_partition_refuses_appends_until_it_is_unfenced(forebay: Run, data: Path) -> None:
+    fenced = forebay("log", "fence", "orders", 0, "--data", data, "-o", "json").document
+    assert fenced == {
+        "topic": "orders",
+        "partition": 0,
+        "log_state": "FENCED",
+        "epoch": 1,
+        "next_offset": 13,
+    }
+    with bay_of(str(data)) as bay, bay.producer() as out:
+        with pytest.raises(Fenced):
+            out.send("orders", [b"late"], partition=0).result(SECONDS_MAX)
+        assert out.send("orders", [b"fine"], partition=1).result(SECONDS_MAX).start_offset == 13
+    assert forebay("log", "fence", "orders", 0, "--epoch", 1, "--data", data).code == 1
+    assert forebay("log", "unfence", "orders", 0, 7, "--data", data).code == 1
+    assert "open, epoch 1" in forebay("log", "unfence", "orders", 0, 1, "--data", data).out
+    with bay_of(str(data)) as bay, bay.producer() as out:
+        assert out.send("orders", [b"again"], partition=0).result(SECONDS_MAX).start_offset == 13
+    assert forebay("log", "state", "orders", 0, "--data", data).out.endswith("next offset 14\n")
+
+
+def test_the_state_of_a_partition_that_is_not_there_names_those_that_are(forebay: Run, data: Path) -> None:
+    run = forebay("log", "state", "clicks", 4, "--data", data)
+    assert run.code == 1
+    assert "topic 'clicks' has no partition 4" in run.err
+    assert "0 to 0" in run.err
 
 
 def test_trim_to_an_offset(forebay: Run, data: Path) -> None:

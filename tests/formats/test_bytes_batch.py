@@ -198,3 +198,10 @@ def test_random_changes_behind_a_valid_checksum_never_crash() -> None:
         batch.values.validate(full=True)
         if batch.headers is not None:
             batch.headers.validate(full=True)
+
+
+@pytest.mark.parametrize("records", [b"abc", "abc", ["text"], [1], [b"a", "b", 3], [[b"nested"]]])
+def test_records_that_are_not_lists_of_bytes_are_refused_with_a_hint(records: Any) -> None:
+    with pytest.raises(UsageError, match="lists of bytes") as caught:
+        bytes_batch.BytesBatch.of(records)
+    assert "encode" in caught.value.hint

@@ -17,7 +17,7 @@ from forebay.kit.ids import IdSource
 
 if TYPE_CHECKING:
     from forebay.coordination import Coordinator
-    from forebay.log import Catalog, Compactor, CompactorConfig, LogReader, Vacuum, VacuumConfig
+    from forebay.log import Catalog, Compactor, CompactorConfig, Fencing, LogReader, Vacuum, VacuumConfig
     from forebay.log._groups import Groups
     from forebay.log._trim import Trimmer
     from forebay.storage import ObjectStore
@@ -54,6 +54,12 @@ class LogParts:
         from forebay.log._trim import Trimmer
 
         return Trimmer(self.coordinator, clock=self.clock, randomness=self.randomness)
+
+    def fencing(self) -> Fencing:
+        """Shuts writers out of partitions."""
+        from forebay.log import Fencing
+
+        return Fencing(self.coordinator, self.catalog(), clock=self.clock, randomness=self.randomness)
 
     def compactor(self, config: CompactorConfig) -> Compactor:
         """A compactor."""

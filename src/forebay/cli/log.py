@@ -17,7 +17,7 @@ from forebay.errors import UsageError
 from forebay.kit.limits import format_bytes
 
 if TYPE_CHECKING:
-    from forebay.log import Explanation
+    from forebay.log import Explanation, FenceState
     from forebay.log._retention import RetentionReport
     from forebay.log._trim import Trimmed
 
@@ -96,6 +96,71 @@ def _described(found: Explanation) -> list[tuple[str, str]]:
         ("log", f"offsets {found.earliest} to {found.next - 1}, compacted below {found.cursor}"),
         ("requests", f"{requests}; {found.stepped_over} index entries stepped over"),
     ]
+
+
+Epoch = Annotated[
+    int | None,
+    typer.Option("--epoch", metavar="N", min=1, help="The new epoch; else the next.", show_default=False),
+]
+
+
+@app.command("fence")
+@deployment_options
+def fence(deployment: Deployment, topic: Topic, partition: Partition, epoch: Epoch = None) -> None:
+    """Refuse all appends to a partition from now on, under a new epoch."""
+
+    async def work() -> FenceState:
+        async with open_log(deployment) as parts:
+            return await parts.fencing().fence(topic, partition, epoch=epoch)
+
+    _print_state(wait_for(work()))
+
+
+@app.command("unfence")
+@deployment_options
+def unfence(
+    deployment: Deployment,
+    topic: Topic,
+    partition: Partition,
+    epoch: Annotated[int, typer.Argument(metavar="EPOCH", min=1, help="The epoch that the fence gave.")],
+) -> None:
+    """Take appends again. Only under the present epoch; writers with an older one stay shut out."""
+
+    async def work() -> FenceState:
+        async with open_log(deployment) as parts:
+            return await parts.fencing().unfence(topic, partition, epoch)
+
+    _print_state(wait_for(work()))
+
+
+@app.command("state")
+@deployment_options
+def state(deployment: Deployment, topic: Topic, partition: Partition) -> None:
+    """Whether a partition takes appends, under which epoch, and its next offset."""
+
+    async def work() -> FenceState:
+        async with open_log(deployment) as parts:
+            return await parts.fencing().state(topic, partition)
+
+    _print_state(wait_for(work()))
+
+
+def _print_state(found: FenceState) -> None:
+    if out.is_json():
+        out.document(
+            {
+                "topic": found.topic,
+                "partition": found.partition,
+                "log_state": found.log_state,
+                "epoch": found.epoch,
+                "next_offset": found.next_offset,
+            }
+        )
+    else:
+        out.line(
+            f"{found.topic}:{found.partition} is {found.log_state.lower()}, epoch {found.epoch}, "
+            f"next offset {found.next_offset}"
+        )
 
 
 @app.command("trim")

@@ -81,6 +81,8 @@ _MASK_DELTA: Final = 0xA282EAD8
 _KEYS, _TIMESTAMPS, _HEADERS = 1, 2, 4
 _NONE: Final = 0xFFFF_FFFF
 _WHAT: Final = "bytes-batch-v1"
+_NOT_BYTES: Final = "records and keys are lists of bytes"
+_NOT_BYTES_HINT: Final = "encode text, and put a single record into a list: [text.encode()]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,7 +251,15 @@ def _binary(values: Sequence[bytes | None] | pa.BinaryArray) -> pa.BinaryArray:
         values = values.combine_chunks()
     if isinstance(values, pa.Array):
         return values.cast(pa.binary())
-    return pa.array(values, pa.binary())
+    # Arrow would take text, and encode it; and a lone record for a list of numbers.
+    if isinstance(values, bytes | bytearray | memoryview | str) or (
+        len(values) and isinstance(values[0], str)
+    ):
+        raise UsageError(_NOT_BYTES, hint=_NOT_BYTES_HINT)
+    try:
+        return pa.array(values, pa.binary())
+    except (pa.ArrowTypeError, pa.ArrowInvalid, TypeError) as error:
+        raise UsageError(f"{_NOT_BYTES}: {error}", hint=_NOT_BYTES_HINT) from None
 
 
 def _headers(headers: Sequence[Headers | None] | pa.ListArray) -> pa.ListArray:

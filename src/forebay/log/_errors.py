@@ -82,5 +82,14 @@ class UnknownTopic(ForebayError, LookupError):
         self.topic = topic
 
 
+class UnknownPartition(UnknownTopic):
+    """The topic is there, but has no such partition."""
+
+    def __init__(self, topic: str, partition: int, *, hint: str) -> None:
+        ForebayError.__init__(self, f"topic {topic!r} has no partition {partition}", hint=hint)
+        self.topic = topic
+        self.partition = partition
+
+
 class DataLost(ForebayError):
     """Something a committed offset needs is gone or damaged."""

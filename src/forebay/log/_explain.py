@@ -16,7 +16,7 @@ from forebay.errors import NotFound
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.kit.clock import Clock
 from forebay.kit.retry import retry
-from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownTopic
+from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownPartition
 from forebay.log._fetch import decode_slice
 from forebay.log._keys import PartitionKeys
 from forebay.log._meta import PartitionMeta, located, read_meta
@@ -117,7 +117,9 @@ class _Search:
         keys = self._keys
         meta = await self._ask("control", lambda: read_meta(self._coordinator, keys))
         if meta.control is None:
-            raise UnknownTopic(str(keys), hint="nothing was written to it yet; see: forebay topics list")
+            raise UnknownPartition(
+                keys.topic, keys.partition, hint="or nothing was written to it yet; see: forebay topics list"
+            )
         if not meta.earliest <= offset < meta.next:
             raise OffsetOutOfRange(str(keys), offset, earliest=meta.earliest, next_offset=meta.next)
         found = _pending(meta, offset)

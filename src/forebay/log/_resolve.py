@@ -32,7 +32,7 @@ from forebay.coordination import SCAN_RECORDS_MAX, Coordinator, Record
 from forebay.errors import ForebayError, StorageDamaged
 from forebay.kit.clock import Clock
 from forebay.kit.retry import RetryPolicy, retry
-from forebay.log._errors import OffsetOutOfRange, UnknownTopic
+from forebay.log._errors import OffsetOutOfRange, UnknownPartition, UnknownTopic
 from forebay.log._keys import CATALOG_PARTITION_KEY, PartitionKeys, topic_key
 from forebay.log._records import Control, Cursor, IndexEntry, Pending, decode_record
 
@@ -213,7 +213,7 @@ class Resolver:
         if listed is None or listed.state == "DELETED":
             raise UnknownTopic(keys.topic)
         if keys.partition >= listed.partitions:
-            raise UnknownTopic(str(keys), hint=f"{keys.topic!r} has partitions 0 to {listed.partitions - 1}")
+            raise UnknownPartition(keys.topic, keys.partition, hint=f"it has 0 to {listed.partitions - 1}")
         return listed.first_offset
 
     async def _get(self, key: str, partition_key: str) -> Record | None:

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from forebay.errors import NotDone, UsageError
-from forebay.log._errors import UnknownTopic
+from forebay.log._errors import UnknownPartition
 
 __all__ = ["Topic", "TopicDeleted", "TopicExists", "TopicSettings", "TopicState"]
 
@@ -74,8 +74,6 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """First offset of new partitions: above 1 where an earlier topic of this name was deleted."""
 
     def check_partition(self, partition: int) -> None:
-        """Raise `UnknownTopic` where there is no such partition."""
+        """Raise `UnknownPartition` where there is no such partition."""
         if not 0 <= partition < self.partitions:
-            raise UnknownTopic(
-                f"{self.topic}:{partition}", hint=f"{self.topic!r} has partitions 0 to {self.partitions - 1}"
-            )
+            raise UnknownPartition(self.topic, partition, hint=f"it has 0 to {self.partitions - 1}")

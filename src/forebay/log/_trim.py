@@ -22,7 +22,7 @@ from forebay.coordination import Coordinator, DeleteRange
 from forebay.errors import ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
 from forebay.kit.clock import Clock
 from forebay.kit.retry import RetryPolicy, retry
-from forebay.log._errors import OffsetOutOfRange, UnknownTopic
+from forebay.log._errors import OffsetOutOfRange, UnknownPartition
 from forebay.log._keys import PartitionKeys
 from forebay.log._records import Control, decode_record, encode_record
 
@@ -79,7 +79,7 @@ class Trimmer:
         async def attempt() -> Trimmed:
             record = await self._coordinator.get(keys.control, partition_key=keys.partition_key)
             if record is None:
-                raise UnknownTopic(str(keys), hint="nothing was ever written to this partition")
+                raise UnknownPartition(topic, partition, hint="or nothing was ever written to it")
             control = decode_record(Control, record.key, record.value)
             first.append(control.start_offset)
             start = max(control.start_offset, offset)

@@ -307,7 +307,7 @@ class _Look:
         except NotFound:
             return f"{where}: object {entry.data_key} is missing"
         except ForebayError as error:
-            return f"{where}: {error.message}"
+            return f"{where}: {entry.data_key}: {error.message}"
 
     def _check_size(self, wanted: Located, size: int) -> None:
         expected = wanted.entry.size_bytes
