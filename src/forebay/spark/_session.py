@@ -87,7 +87,14 @@ def session(
             spark = builder.getOrCreate()
         except Exception as error:
             raise _not_started(error, output) from error
+    _register(spark)
     return spark
+
+
+def _register(spark: SparkSession) -> None:
+    from forebay.spark._source import ForebaySource
+
+    spark.dataSource.register(ForebaySource)
 
 
 def _setting(name: str) -> str:
@@ -107,8 +114,9 @@ def _prepare_environment(java: Java) -> None:
     # Spark's own start-up touches what pandas 3 deprecates, once in every worker.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     if "SPARK_CONF_DIR" not in os.environ:
-        folder = cache_directory() / "conf"
-        _write_once(folder / "log4j2.properties", LOG_SETTINGS)
+        # Empty: it is on the class path, and a class archive allows no directory there that holds anything.
+        folder = cache_directory() / "empty-conf"
+        folder.mkdir(parents=True, exist_ok=True)
         os.environ["SPARK_CONF_DIR"] = str(folder)
 
 
@@ -123,8 +131,14 @@ def _write_once(path: Path, text: str) -> None:
 
 def _settings(cores: int | None, java: Java, fast_start: bool) -> dict[str, str]:
     slots = cores or len(os.sched_getaffinity(0))
-    settings = {
+    log_settings = cache_directory() / "log4j2.properties"
+    _write_once(log_settings, LOG_SETTINGS)
+    flags = [f"-Dlog4j2.configurationFile={log_settings.as_uri()}"]
+    if fast_start:
+        flags += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *_class_archive(java)]
+    return {
         "spark.master": f"local[{slots},{TASK_ATTEMPTS}]",
+        "spark.driver.extraJavaOptions": " ".join(flags),
         "spark.driver.bindAddress": LOOPBACK,
         "spark.driver.host": LOOPBACK,
         "spark.driver.memory": f"{_driver_memory() >> 20}m",
@@ -135,10 +149,6 @@ def _settings(cores: int | None, java: Java, fast_start: bool) -> dict[str, str]
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    if fast_start:
-        flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *_class_archive(java)]
-        settings["spark.driver.extraJavaOptions"] = " ".join(flags)
-    return settings
 
 
 def _driver_memory() -> int:
@@ -165,8 +175,8 @@ def _class_archive(java: Java) -> list[str]:
     except OSError:
         return []
     if archive.exists():
-        return [f"-XX:SharedArchiveFile={archive}"]
-    return [f"-XX:ArchiveClassesAtExit={folder / f'{name}.{os.getpid()}.draft'}"]
+        return [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable"]
+    return [f"-XX:ArchiveClassesAtExit={folder / f'{name}.{os.getpid()}.draft'}", "-Xlog:disable"]
 
 
 @contextlib.contextmanager

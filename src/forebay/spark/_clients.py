@@ -1,0 +1,128 @@
+"""Open deployments of this process: opened by whoever needs one first, then kept.
+
+Spark plans in some processes and reads in others, which it forks and uses again; nothing that is open may be
+pickled or inherited. So a task carries names only, and each process keeps its clients in a module global. The
+process id is part of the name: a forked child finds nothing of its parent's.
+
+The event loop runs on the calling thread and only while somebody waits for it. A worker has one thread that
+matters, and handing every batch from one thread to another would cost more than decoding it; requests that
+are under way go on in the store's own threads while the loop rests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from forebay import aio
+from forebay.buffer import BufferConfig
+from forebay.buffer import Reader as BufferReader
+from forebay.log import Positions, ReaderConfig, WriterConfig
+from forebay.storage import ObjectStore, open_store
+
+__all__ = ["Client", "Deployment", "client"]
+
+T = TypeVar("T")
+
+READER: Final = ReaderConfig(cache_bytes_max=0, prefetch_bytes_max=64 * 1024 * 1024)
+"""A task reads every byte once: nothing to keep, much to fetch ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Where things lie: what a task carries instead of a connection."""
+
+    path: str
+    """A directory (absolute) or the URL of a store."""
+    coordinator: str | None = None
+    """None: the one that goes with a directory."""
+
+
+class Client:
+    """One deployment, open in this process."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._loop = asyncio.new_event_loop()
+        self._bay: aio.Bay | None = None
+        self._store: ObjectStore | None = None
+        self._positions: Positions | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine."""
+        return self._loop.run_until_complete(work)
+
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """The items of an asynchronous iterator, which is closed with this one."""
+
+        async def step() -> tuple[bool, T | None]:
+            try:
+                return True, await anext(items)
+            except StopAsyncIteration:
+                return False, None
+
+        try:
+            while True:
+                more, item = self.run(step())
+                if not more:
+                    return
+                assert item is not None
+                yield item
+        finally:
+            close = getattr(items, "aclose", None)
+            if close is not None:
+                self.run(close())
+
+    @property
+    def bay(self) -> aio.Bay:
+        """The log of this deployment."""
+        if self._bay is None:
+            bay = aio.connect(
+                self._deployment.path,
+                self._deployment.coordinator,
+                reader_config=READER,
+                writer_config=WriterConfig(),
+            )
+            self.run(bay.open())
+            self._bay = bay
+        return self._bay
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store alone, for engines that need no coordinator."""
+        if self._bay is not None:
+            return self._bay.parts.store
+        if self._store is None:
+            self._store = self.run(_opened(self._deployment.path))
+        return self._store
+
+    @property
+    def positions(self) -> Positions:
+        """Ends and sizes of partitions."""
+        if self._positions is None:
+            parts = self.bay.parts
+            self._positions = Positions(parts.coordinator, clock=parts.clock, randomness=parts.randomness)
+        return self._positions
+
+    def buffer(self, config: BufferConfig) -> BufferReader:
+        """A reader of a queue in this store."""
+        return BufferReader(config, store=self.store)
+
+
+async def _opened(path: str) -> ObjectStore:
+    return open_store(path)
+
+
+_clients: dict[tuple[int, Deployment], Client] = {}
+
+
+def client(deployment: Deployment) -> Client:
+    """The client of this process."""
+    key = (os.getpid(), deployment)
+    found = _clients.get(key)
+    if found is None:
+        found = _clients[key] = Client(deployment)
+    return found

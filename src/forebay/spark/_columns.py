@@ -1,0 +1,204 @@
+"""From batches of a log to the exact Arrow that Spark takes.
+
+Spark compares the first batch of a task with the declared schema, type by type: `binary` is 32-bit offsets
+and nothing else, a timestamp is microseconds in UTC, a list's child is called `element`. Everything of ours
+goes through `exact`, in this one place.
+
+Only the columns of the schema are made: a user's schema is how columns are left out. Small appends are fused,
+since a batch costs Spark as much as ten thousand records do; a large object is cut into parts. Values are
+copied only where several appends become one batch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from forebay.errors import UsageError
+from forebay.formats.bytes_batch import BytesBatch
+from forebay.log import FetchedBatch
+
+__all__ = ["LOG_SCHEMA", "LogColumns", "arrow_schema", "check_schema", "exact", "fused"]
+
+LOG_SCHEMA: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField(
+            "headers",
+            ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+        ),
+    ]
+)
+"""Columns of a log, in the order of Spark's Kafka source."""
+BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of keys and values at which a batch is handed to Spark."""
+BATCH_BYTES_MAX: Final = 2 * BATCH_BYTES
+"""Largest batch, unless a single record is larger."""
+BATCH_ROWS_MAX: Final = 65_536
+"""Most records of one batch."""
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """What Spark will compare with."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def check_schema(chosen: StructType, offered: StructType) -> StructType:
+    """The user's schema, if it is a choice of the columns there are; raises a `UsageError` otherwise."""
+    known = {field.name.lower(): field for field in offered.fields}
+    for field in chosen.fields:
+        found = known.get(field.name.lower())
+        if found is None:
+            near = difflib.get_close_matches(field.name.lower(), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"columns: {', '.join(known)}"
+            raise UsageError(f"there is no column {field.name!r}", hint=hint)
+        if found.dataType.simpleString() != field.dataType.simpleString():
+            kinds = f"{found.dataType.simpleString()}, not {field.dataType.simpleString()}"
+            raise UsageError(
+                f"column {field.name!r} is {kinds}",
+                hint="choose columns by the schema and cast them with select",
+            )
+    return chosen
+
+
+def exact(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The same values in exactly this type."""
+    if array.type == kind and _names_match(array.type, kind):
+        return array
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    if pa.types.is_fixed_size_binary(array.type) and pa.types.is_binary(kind):
+        # Arrow has no cast from fixed sizes that keeps nulls apart in every release; by way of large binary.
+        array = array.cast(pa.large_binary())
+    if pa.types.is_timestamp(array.type) and array.type.tz is None and getattr(kind, "tz", None):
+        array = array.cast(pa.timestamp(array.type.unit, tz="UTC"))
+    return array.cast(kind, safe=False)
+
+
+def _names_match(one: pa.DataType, other: pa.DataType) -> bool:
+    """Types are equal to Arrow whatever a list's child is called; Spark looks at the name as well."""
+    return str(one) == str(other)
+
+
+class LogColumns:
+    """Makes record batches of the columns that were asked for."""
+
+    def __init__(self, schema: StructType) -> None:
+        self.schema = arrow_schema(schema)
+        self._names = [name.lower() for name in self.schema.names]
+        self._topics: dict[str, pa.Array] = {}
+
+    def batch(self, run: Sequence[FetchedBatch]) -> pa.RecordBatch:
+        """The records of neighbouring batches of one partition, as one."""
+        rows = sum([len(each) for each in run])
+        arrays = [
+            self._column(name, field.type, run, rows)
+            for name, field in zip(self._names, self.schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _column(self, name: str, kind: pa.DataType, run: Sequence[FetchedBatch], rows: int) -> pa.Array:
+        if name == "value":
+            return exact(_joined([each.batch.values for each in run]), kind)
+        if name == "key":
+            return exact(_optional(run, rows, kind, lambda batch: batch.keys), kind)
+        if name == "headers":
+            return exact(_optional(run, rows, kind, lambda batch: batch.headers), kind)
+        if name == "offset":
+            first = run[0].start_offset
+            return pa.array(np.arange(first, first + rows, dtype=np.int64))
+        if name == "timestamp":
+            return _times(run, kind)
+        if name == "partition":
+            return pa.array(np.full(rows, run[0].partition, np.int32))
+        return self._topic(run[0].topic, rows)
+
+    def _topic(self, topic: str, rows: int) -> pa.Array:
+        """Always the same values: made once and handed out in parts."""
+        made = self._topics.get(topic)
+        if made is None or len(made) < rows:
+            made = self._topics[topic] = pa.repeat(pa.scalar(topic, pa.string()), max(rows, BATCH_ROWS_MAX))
+        return made.slice(0, rows)
+
+
+def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _optional(
+    run: Sequence[FetchedBatch], rows: int, kind: pa.DataType, column: Callable[[BytesBatch], pa.Array | None]
+) -> pa.Array:
+    found = [column(each.batch) for each in run]
+    if all(array is None for array in found):
+        return pa.nulls(rows, kind)
+    [some, *_] = [array for array in found if array is not None]
+    return _joined(
+        [
+            pa.nulls(len(each), some.type) if array is None else array
+            for each, array in zip(run, found, strict=True)
+        ]
+    )
+
+
+def _times(run: Sequence[FetchedBatch], kind: pa.DataType) -> pa.Array:
+    parts = [
+        np.full(len(each), each.time_ms, np.int64)
+        if each.batch.timestamps_ms is None
+        else each.batch.timestamps_ms
+        for each in run
+    ]
+    times = (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.int64, copy=False) * 1000
+    return pa.Array.from_buffers(kind, len(times), [None, pa.py_buffer(times)])
+
+
+async def fused(batches: AsyncIterator[FetchedBatch]) -> AsyncIterator[list[FetchedBatch]]:
+    """Neighbouring batches, together as large as Spark likes them; larger ones in parts."""
+    run: list[FetchedBatch] = []
+    rows = size = 0
+    async for batch in batches:
+        for part in _parts(batch):
+            run.append(part)
+            rows, size = rows + len(part), size + _bytes(part.batch)
+            if size >= BATCH_BYTES or rows >= BATCH_ROWS_MAX:
+                yield run
+                run, rows, size = [], 0, 0
+    if run:
+        yield run
+
+
+def _parts(batch: FetchedBatch) -> list[FetchedBatch]:
+    rows, size = len(batch), _bytes(batch.batch)
+    count = max(-(-size // BATCH_BYTES_MAX), -(-rows // BATCH_ROWS_MAX))
+    if count <= 1:
+        return [batch]
+    step = -(-rows // min(count, rows))
+    return [batch.part(batch.start_offset + first, min(step, rows - first)) for first in range(0, rows, step)]
+
+
+def _bytes(batch: BytesBatch) -> int:
+    size = 0
+    for column in (batch.values, batch.keys):
+        if column is not None:
+            ends = np.frombuffer(column.buffers()[1], np.int32)
+            size += int(ends[column.offset + len(column)]) - int(ends[column.offset])
+    return size

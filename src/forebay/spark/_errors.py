@@ -1,0 +1,22 @@
+"""What can go wrong between a checkpoint and the data it speaks of."""
+
+from __future__ import annotations
+
+from forebay.errors import ForebayError
+
+__all__ = ["DataLossFound"]
+
+
+class DataLossFound(ForebayError):
+    """Records that a query was about to read are not there any more: trimmed, or their topic was deleted."""
+
+    def __init__(self, subject: str, *, start: int, earliest: int | None, reason: str = "") -> None:
+        gone = "its topic is gone" if earliest is None else f"the earliest offset is {earliest}"
+        super().__init__(
+            f"{subject}: offset {start} cannot be read any more, {reason or gone}",
+            hint="failOnDataLoss=false skips forward and reports it; or begin with a new checkpoint",
+        )
+        self.subject = subject
+        self.start = start
+        self.earliest = earliest
+        """Where reading could go on; None where there is nothing."""
