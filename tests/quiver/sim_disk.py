@@ -53,6 +53,7 @@ class SimDisk:
         """The number of an operation, and the error it fails with."""
         self.history: list[str] = []
         self.lanes: dict[str, asyncio.Lock] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
 
     # What the tests do to it.
 
@@ -222,6 +223,21 @@ class SimDisk:
             # Nobody lives on after a crash: whoever waits, waits until the test ends it.
             await asyncio.get_running_loop().create_future()
             raise AssertionError
+
+    def submit(
+        self, lane: Lane, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
+    ) -> None:
+        async def wait() -> None:
+            result, problem = None, None
+            try:
+                result = await self.run(lane, work)
+            except Exception as error:
+                problem = error
+            done(result, problem)
+
+        task = asyncio.ensure_future(wait())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     async def close(self) -> None:
         return

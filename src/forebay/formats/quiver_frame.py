@@ -4,8 +4,8 @@
     0       8    magic: "FBYQWAL\\0" or "FBYQACK\\0"
     8       2    format version, 1
     10      2    size of this header, 40
-    12      4    reserved, 0
-    16      8    generation: the number of the file, never used twice
+    12      4    flags: 1 = the file was longer than its frames when it was begun, see below
+    16      8    generation: the number of the use of a file, never given twice
     24      8    first sequence: every frame in the file is at or above it
     32      4    reserved, 0
     36      4    crc32c of bytes 0 to 36
@@ -28,6 +28,10 @@ header checksum, generation and a rising sequence all fit. Magic bytes inside a 
 does a stale frame of another file. Bytes behind the last good frame are a *torn tail*, the normal trace of a
 crash; bad bytes with a good frame behind them are *damage*. Zeros are neither frames nor an endless row of
 empty ones, because a header of zeros has no valid checksum.
+
+A file that was filled with zeros, or used before, is written over from its beginning: syncs that change no
+size are twice as fast. Behind its last frame lie zeros, or frames of an older generation. They are neither
+torn nor damaged; only a header of this generation without its body counts as torn there.
 """
 
 from __future__ import annotations
@@ -51,6 +55,7 @@ __all__ = [
     "Damage",
     "FileHeader",
     "Frame",
+    "check_body",
     "decode_file_header",
     "encode_file_header",
     "encode_frame",
@@ -71,6 +76,7 @@ _SYNC_BYTES: Final = _SYNC.to_bytes(4, "little")
 FILE_HEADER_BYTES: Final = _FILE_HEADER.size + _CRC.size
 _HEADER_BYTES: Final = _HEADER.size + _CRC.size
 FRAME_OVERHEAD_BYTES: Final = _HEADER_BYTES + _CRC.size
+_REUSED: Final = 1
 _WHAT: Final = "quiver log"
 
 
@@ -81,6 +87,8 @@ class FileHeader:
     magic: bytes
     generation: int
     first_sequence: int
+    is_reused: bool = False
+    """Whether bytes behind the frames may be older than the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +120,13 @@ class Damage:
 def encode_file_header(header: FileHeader) -> bytes:
     """The first bytes of a log file."""
     data = _FILE_HEADER.pack(
-        header.magic, VERSION, FILE_HEADER_BYTES, 0, header.generation, header.first_sequence, 0
+        header.magic,
+        VERSION,
+        FILE_HEADER_BYTES,
+        _REUSED if header.is_reused else 0,
+        header.generation,
+        header.first_sequence,
+        0,
     )
     return data + _CRC.pack(crc32c(data))
 
@@ -121,27 +135,35 @@ def decode_file_header(data: bytes | memoryview, magic: bytes) -> FileHeader:
     """Raises `Corrupt`, or `UnsupportedEncoding` for a later version."""
     if len(data) < FILE_HEADER_BYTES:
         raise Corrupt(_WHAT, len(data), "the file header is cut short")
-    found, version, size, _, generation, first, _ = _FILE_HEADER.unpack_from(data)
+    found, version, size, flags, generation, first, _ = _FILE_HEADER.unpack_from(data)
     if found != magic:
         raise Corrupt(_WHAT, 0, f"magic {found!r}, expected {magic!r}")
     if _CRC.unpack_from(data, _FILE_HEADER.size)[0] != crc32c(data[: _FILE_HEADER.size]):
         raise Corrupt(_WHAT, _FILE_HEADER.size, "the checksum of the file header does not match")
     if version != VERSION or size != FILE_HEADER_BYTES:
         raise UnsupportedEncoding(_WHAT, f"version {version} with a header of {size} bytes")
-    return FileHeader(found, generation, first)
+    return FileHeader(found, generation, first, bool(flags & _REUSED))
 
 
 def encode_frame(
-    type_: int, generation: int, sequence: int, time_ns: int, body: bytes | memoryview
+    type_: int, generation: int, sequence: int, time_ns: int, *body: bytes | memoryview
 ) -> tuple[bytes, bytes]:
-    """What goes before and behind `body`, which itself is not copied."""
-    if len(body) > BODY_BYTES_MAX:
+    """What goes before and behind the pieces of the body, which are not copied."""
+    size = sum(map(len, body))
+    check_body(size)
+    header = _HEADER.pack(_SYNC, type_, 0, 0, size, generation, sequence, time_ns)
+    seed = checksum = crc32c(header)
+    for piece in body:
+        checksum = crc32c(piece, checksum)
+    return header + _CRC.pack(seed), _CRC.pack(checksum)
+
+
+def check_body(size: int) -> None:
+    """Raise `LimitExceeded` for a body that no frame may have."""
+    if size > BODY_BYTES_MAX:
         raise LimitExceeded(
-            "BODY_BYTES_MAX", limit=BODY_BYTES_MAX, actual=len(body), hint="ingest smaller batches"
+            "BODY_BYTES_MAX", limit=BODY_BYTES_MAX, actual=size, hint="ingest smaller batches"
         )
-    header = _HEADER.pack(_SYNC, type_, 0, 0, len(body), generation, sequence, time_ns)
-    checksum = crc32c(header)
-    return header + _CRC.pack(checksum), _CRC.pack(crc32c(body, checksum))
 
 
 def scan(data: bytes | memoryview, header: FileHeader) -> Iterator[Frame | Damage]:
@@ -149,6 +171,7 @@ def scan(data: bytes | memoryview, header: FileHeader) -> Iterator[Frame | Damag
     view = memoryview(data).cast("B")
     position, last = FILE_HEADER_BYTES, header.first_sequence - 1
     bad_from: int | None = None
+    search = _Search(view)
     while position < len(view):
         frame = _frame_at(view, position, header.generation, last)
         if frame is not None:
@@ -160,9 +183,26 @@ def scan(data: bytes | memoryview, header: FileHeader) -> Iterator[Frame | Damag
             continue
         if bad_from is None:
             bad_from = position
-        position = _next_sync(view, position + 1)
+        position = search.next(position + 1)
     if bad_from is not None:
-        yield Damage(bad_from, len(view) - bad_from, is_tail=True)
+        torn = len(view) - bad_from
+        if header.is_reused:
+            torn = _torn_length(view, bad_from, header.generation, last)
+        if torn:
+            yield Damage(bad_from, torn, is_tail=True)
+
+
+def _torn_length(view: memoryview, position: int, generation: int, last: int) -> int:
+    """Bytes of a frame whose header was written and whose body was not, 0 where none begins here."""
+    if len(view) - position < _HEADER_BYTES:
+        return 0
+    sync, _, _, _, length, found, sequence, _ = _HEADER.unpack_from(view, position)
+    [checksum] = _CRC.unpack_from(view, position + _HEADER.size)
+    if sync != _SYNC or found != generation or sequence <= last:
+        return 0
+    if checksum != crc32c(view[position : position + _HEADER.size]):
+        return 0
+    return min(int(length) + FRAME_OVERHEAD_BYTES, len(view) - position)
 
 
 def _frame_at(view: memoryview, position: int, generation: int, last: int) -> Frame | None:
@@ -185,13 +225,25 @@ def _frame_at(view: memoryview, position: int, generation: int, last: int) -> Fr
     return Frame(position, type_, sequence, time_ns, body)
 
 
-def _next_sync(view: memoryview, position: int) -> int:
-    """Where the sync magic comes next, or the end. Looks at pieces, so that nothing large is copied."""
-    step = 1 << 20
-    while position < len(view):
-        piece = bytes(view[position : position + step + len(_SYNC_BYTES) - 1])
-        found = piece.find(_SYNC_BYTES)
-        if found >= 0:
-            return position + found
-        position += step
-    return len(view)
+class _Search:
+    """Where the sync magic comes next. Copies the bytes in pieces, each once, so that neither a large file
+    nor one full of stale frames costs more than a look at every byte."""
+
+    STEP: Final = 1 << 20
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._piece = b""
+        self._begin = 0
+
+    def next(self, position: int) -> int:
+        """At or behind `position`; the end where there is none."""
+        while position < len(self._view):
+            if not self._begin <= position < self._begin + len(self._piece) - len(_SYNC_BYTES) + 1:
+                self._begin = position
+                self._piece = bytes(self._view[position : position + self.STEP + len(_SYNC_BYTES) - 1])
+            found = self._piece.find(_SYNC_BYTES, position - self._begin)
+            if found >= 0:
+                return self._begin + found
+            position = max(position + 1, self._begin + len(self._piece) - len(_SYNC_BYTES) + 1)
+        return len(self._view)

@@ -21,7 +21,7 @@ Opening a store checks only the footers; data is checked when it is read first.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -107,14 +107,7 @@ def encode(meta: SegmentMeta, batches: list[pa.RecordBatch]) -> tuple[SegmentMet
 
     Dictionaries must be unified already; Arrow refuses a replaced dictionary with `ArrowInvalid`.
     """
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=None if meta.codec == "none" else meta.codec)
-    ends = []
-    with pa.ipc.new_file(sink, batches[0].schema, options=options) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-            ends.append(sink.tell())
-    view = memoryview(sink.getvalue())
+    view, ends = _arrow_file(meta.codec, batches)
     arrow_length, _ = _ARROW_END.unpack_from(view, len(view) - _ARROW_END.size)
     cut = len(view) - _ARROW_END.size - arrow_length
     body, arrow_footer = view[:cut], view[cut:]
@@ -132,6 +125,30 @@ def encode(meta: SegmentMeta, batches: list[pa.RecordBatch]) -> tuple[SegmentMet
     trailer += _CRC.pack(crc32c(trailer))
     padding = bytes(-len(body) % 8)
     return whole, [body, padding, footer, trailer, arrow_footer]
+
+
+def _arrow_file(codec: str, batches: list[pa.RecordBatch]) -> tuple[memoryview, list[int]]:
+    """An Arrow file, and where each batch ends."""
+    if codec != "none":
+        sink = pa.BufferOutputStream()
+        ends = _write(sink, codec, batches)
+        return memoryview(sink.getvalue()), ends
+    # A dry run tells the size, so that the buffer need not grow: growing copies everything twice.
+    size = pa.MockOutputStream()
+    ends = _write(size, codec, batches)
+    buffer = pa.allocate_buffer(size.size())
+    _write(pa.FixedSizeBufferWriter(buffer), codec, batches)
+    return memoryview(buffer), ends
+
+
+def _write(sink: Any, codec: str, batches: list[pa.RecordBatch]) -> list[int]:
+    options = pa.ipc.IpcWriteOptions(compression=None if codec == "none" else codec)
+    ends = []
+    with pa.ipc.new_file(sink, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            ends.append(sink.tell())
+    return ends
 
 
 def footer_range(tail: bytes | memoryview, size: int) -> int:

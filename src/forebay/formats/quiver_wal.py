@@ -12,7 +12,8 @@
 
 Each entry carries its schema and its dictionaries. A schema stored once per file would save a few hundred
 bytes, and would make every entry behind a damaged one unreadable; a bare record batch message would not carry
-dictionaries at all.
+dictionaries at all. Where there are none, and no codec, the stream is put together from the schema's message,
+which is made once, and the batch's: the same bytes as Arrow's stream writer gives, in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -29,7 +30,18 @@ import pyarrow as pa
 from forebay.errors import LimitExceeded
 from forebay.formats._errors import Corrupt
 
-__all__ = ["CODECS", "CONTEXT_BYTES_MAX", "SIGNAL_BYTES_MAX", "Entry", "decode", "encode", "fingerprint"]
+__all__ = [
+    "CODECS",
+    "CONTEXT_BYTES_MAX",
+    "SIGNAL_BYTES_MAX",
+    "Entry",
+    "SchemaForm",
+    "decode",
+    "encode",
+    "encode_pieces",
+    "fingerprint",
+    "has_dictionary",
+]
 
 CODECS: Final = ("none", "lz4", "zstd")
 SIGNAL_BYTES_MAX: Final = 64
@@ -37,6 +49,7 @@ SIGNAL_BYTES_MAX: Final = 64
 CONTEXT_BYTES_MAX: Final = 16_384
 """Largest context of one batch, encoded."""
 
+_END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 _HEAD: Final = struct.Struct("<32sIBBHQ")
 _WHAT: Final = "quiver WAL entry"
 _decode_context = msgspec.msgpack.Decoder(dict[str, str]).decode
@@ -51,8 +64,8 @@ class Entry:
     signal: str
     context: Mapping[str, str] = field(default_factory=dict)
     fingerprint: bytes = b""
-    size: int = -1
-    """Logical bytes of the batch; -1 lets `encode` count them."""
+    size: int = 0
+    """Logical bytes of the batch: those of its uncompressed message, or of its buffers where it has none."""
 
 
 def fingerprint(schema: pa.Schema) -> bytes:
@@ -60,31 +73,66 @@ def fingerprint(schema: pa.Schema) -> bytes:
     return hashlib.blake2b(memoryview(schema.serialize()), digest_size=32).digest()
 
 
-def encode(entry: Entry, codec: str) -> bytes:
+def has_dictionary(kind: Any) -> bool:
+    """Whether an Arrow type is a dictionary, or has one inside."""
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(has_dictionary(kind.field(index).type) for index in range(kind.num_fields))
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaForm:
+    """What is worth knowing of a schema once, for all its batches."""
+
+    fingerprint: bytes
+    message: bytes
+    """Its IPC message."""
+    is_plain: bool
+    """No column is a dictionary, so that a batch is one message."""
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> SchemaForm:
+        """Look at a schema."""
+        is_plain = not any(has_dictionary(each.type) for each in schema)
+        return cls(fingerprint(schema), schema.serialize().to_pybytes(), is_plain)
+
+
+def encode(
+    batch: pa.RecordBatch, signal: str, context: Mapping[str, str] | None = None, codec: str = "none"
+) -> bytes:
     """The body, in one piece."""
-    signal, context = entry.signal.encode(), b""
-    if len(signal) > SIGNAL_BYTES_MAX:
-        raise LimitExceeded("SIGNAL_BYTES_MAX", limit=SIGNAL_BYTES_MAX, actual=len(signal))
-    if entry.context:
-        context = _encode_context(dict(entry.context))
-        if len(context) > CONTEXT_BYTES_MAX:
-            raise LimitExceeded("CONTEXT_BYTES_MAX", limit=CONTEXT_BYTES_MAX, actual=len(context))
-    batch = entry.batch
-    head = _HEAD.pack(
-        entry.fingerprint or fingerprint(batch.schema),
-        batch.num_rows,
-        CODECS.index(codec),
-        len(signal),
-        len(context),
-        batch.nbytes if entry.size < 0 else entry.size,
-    )
+    return b"".join(encode_pieces(batch, signal, context or {}, codec, SchemaForm.of(batch.schema))[0])
+
+
+def encode_pieces(
+    batch: pa.RecordBatch, signal: str, context: Mapping[str, str], codec: str, form: SchemaForm
+) -> tuple[list[bytes | memoryview], int]:
+    """The body in pieces, so that the data is copied once, by Arrow; and the logical size of the batch."""
+    name, extra = signal.encode(), b""
+    if len(name) > SIGNAL_BYTES_MAX:
+        raise LimitExceeded("SIGNAL_BYTES_MAX", limit=SIGNAL_BYTES_MAX, actual=len(name))
+    if context:
+        extra = _encode_context(dict(context))
+        if len(extra) > CONTEXT_BYTES_MAX:
+            raise LimitExceeded("CONTEXT_BYTES_MAX", limit=CONTEXT_BYTES_MAX, actual=len(extra))
+    if form.is_plain and codec == "none":
+        message = memoryview(batch.serialize())
+        # The message of a slice has the slice alone, and asking Arrow to count again costs more than this.
+        size = len(message)
+        stream: tuple[bytes | memoryview, ...] = (form.message, message, _END_OF_STREAM)
+    else:
+        size = batch.nbytes
+        stream = (b"", _stream(batch, codec))
+    head = _HEAD.pack(form.fingerprint, batch.num_rows, CODECS.index(codec), len(name), len(extra), size)
+    return [b"".join((head, name, extra, stream[0])), *stream[1:]], size
+
+
+def _stream(batch: pa.RecordBatch, codec: str) -> memoryview:
     sink = pa.BufferOutputStream()
-    sink.write(b"".join((head, signal, context)))
     options = pa.ipc.IpcWriteOptions(compression=None if codec == "none" else codec)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    body: bytes = sink.getvalue().to_pybytes()
-    return body
+    return memoryview(sink.getvalue())
 
 
 def decode(body: bytes | memoryview) -> Entry:

@@ -62,6 +62,7 @@ class Acks:
         self._on_applied = on_applied
         self._unrecorded: dict[int, Finalized] = {}
         self._checkpoints: list[CheckpointFile] = []
+        self._checkpoint_bytes = 0
         self._next_checkpoint = 1
         self._checkpoint_at = clock.monotonic()
         self.state = state
@@ -76,7 +77,7 @@ class Acks:
     @property
     def bytes(self) -> int:
         """Bytes of log files and checkpoints."""
-        return self.log.bytes + sum(each.size for each in self._checkpoints)
+        return self.log.bytes + self._checkpoint_bytes
 
     @property
     def checkpoint_age_s(self) -> float:
@@ -93,6 +94,7 @@ class Acks:
     ) -> None:
         """Go on behind what recovery found."""
         self._checkpoints = checkpoints
+        self._checkpoint_bytes = sum(each.size for each in checkpoints)
         self._next_checkpoint = next_checkpoint
         self.log.start(files, next_generation, next_sequence)
 
@@ -119,9 +121,8 @@ class Acks:
             await self.commit(())
 
     def _append(self, record: Record) -> Item:
-        return self.log.append(
-            RECORD_TYPE, self._clock.now_ms() * 1_000_000, quiver_ack.encode(record), record
-        )
+        body = quiver_ack.encode(record)
+        return self.log.append(RECORD_TYPE, self._clock.now_ms() * 1_000_000, (body,), len(body), record)
 
     def _apply(self, group: list[Item]) -> None:
         for item in group:
@@ -172,6 +173,7 @@ class Acks:
         except OSError as error:
             raise from_os_error("writing a checkpoint", error) from error
         self._checkpoints = keep
+        self._checkpoint_bytes = sum(each.size for each in keep)
         self._checkpoint_at = self._clock.monotonic()
         oldest = min(each.generation for each in keep) if len(keep) > 1 else 0
         await self.log.remove([file for number, file in sorted(self.log.files.items()) if number < oldest])

@@ -16,6 +16,7 @@ _RANGES = {
     "streams_max": (1, 10_000),
     "wal_bytes_max": (65_536, 1 << 44),
     "wal_file_bytes": (4_096, 1 << 32),
+    "wal_spare_files": (0, 64),
     "flush_interval_ms": (0, 60_000),
     "pending_bytes_max": (65_536, 1 << 32),
     "size_cap_bytes": (1 << 18, 1 << 60),
@@ -50,7 +51,10 @@ class QuiverConfig:
     wal_bytes_max: int = 128 * 1024 * 1024
     """Bytes of all WAL files; ingest waits for finalize above it. At least two files."""
     wal_file_bytes: int = 16 * 1024 * 1024
-    """Bytes at which the next WAL file is begun."""
+    """Bytes that a WAL file does not pass, unless for one large group."""
+    wal_spare_files: int = 2
+    """Finished WAL files kept to be written over, which makes syncs about twice as fast. 0 to 64, and never
+    more than a quarter of `wal_bytes_max`. The first one is filled with zeros at the first opening."""
     flush_interval_ms: int = 0
     """Longest pause between two syncs of the WAL. 0 syncs as soon as the previous sync ends, still for all
     who wait. It delays acknowledgements; it never lets one come early."""
@@ -80,6 +84,11 @@ class QuiverConfig:
     """Segments kept mapped for readers at once."""
     dead_letter_bytes_max: int = 64 * 1024 * 1024
     """Bytes of rejected and quarantined files that are kept; the oldest go first."""
+
+    @property
+    def wal_spares_max(self) -> int:
+        """Spare WAL files that the bound of the WAL leaves room for."""
+        return min(self.wal_spare_files, self.wal_bytes_max // (4 * self.wal_file_bytes))
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -3,7 +3,8 @@
 Quiver is the one engine that lives on local files, so it has a seam of its own in the place where others have
 an object store. Operations are plain functions, because a write path is a short row of them; what may block
 is put together into one function and handed to `Disk.run`, which has a thread for each *lane* (`wal`, `ack`,
-`segments`, `reads`), so that a slow segment never delays an acknowledgement. Work of one lane runs in order.
+`segments`, `reads`, and `files` for WAL files that come and go), so that a slow segment never delays an
+acknowledgement. Work of one lane runs in order.
 A simulated disk runs the same functions in place, at a moment of its own choosing, and may lose what was not
 synced, tear it, fill up, or stop at any operation.
 
@@ -18,7 +19,7 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 __all__ = ["Disk", "DiskFile", "Lane", "Piece"]
 
 T = TypeVar("T")
-Lane: TypeAlias = Literal["wal", "ack", "segments", "reads"]
+Lane: TypeAlias = Literal["wal", "ack", "segments", "reads", "files"]
 Piece: TypeAlias = bytes | memoryview
 
 
@@ -87,6 +88,12 @@ class Disk(Protocol):
 
     def unlock(self) -> None:
         """Let others in."""
+        ...
+
+    def submit(
+        self, lane: Lane, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
+    ) -> None:
+        """As `run`, but `done` is called in the loop with the result or the error, and no task waits."""
         ...
 
     async def run(self, lane: Lane, work: Callable[[], T]) -> T:

@@ -11,14 +11,16 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from forebay.quiver._disk import DiskFile, Lane, Piece
 
 __all__ = ["LocalDisk"]
 
 T = TypeVar("T")
+_Job: TypeAlias = tuple[Callable[[], Any], Callable[[Any, Any], None], asyncio.AbstractEventLoop]
 _PIECES_PER_CALL: Final = 512
 """Pieces of one writev, below the system's own bound of 1,024."""
 _LOCK_NAME: Final = "lock"
@@ -111,13 +113,19 @@ class LocalDisk:
             os.close(self._lock)
             self._lock = None
 
-    async def run(self, lane: Lane, work: Callable[[], T]) -> T:
-        """In the thread of the lane, made at the first call."""
+    def submit(
+        self, lane: Lane, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
+    ) -> None:
+        """To the thread of the lane, made at the first call."""
         thread = self._lanes.get(lane)
         if thread is None:
             thread = self._lanes[lane] = _Thread(lane)
+        thread.jobs.put((work, done, asyncio.get_running_loop()))
+
+    async def run(self, lane: Lane, work: Callable[[], T]) -> T:
+        """In the thread of the lane."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        thread.jobs.put((work, future))
+        self.submit(lane, work, partial(_answer, future))
         # Whoever stops waiting cancels the future alone; the work goes on to its end.
         return await future
 
@@ -137,23 +145,21 @@ class _Thread(threading.Thread):
 
     def __init__(self, lane: str) -> None:
         super().__init__(name=f"quiver-{lane}", daemon=True)
-        self.jobs: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = (
-            queue.SimpleQueue()
-        )
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.start()
 
     def run(self) -> None:
         """Until None comes."""
         while (job := self.jobs.get()) is not None:
-            work, future = job
+            work, done, loop = job
             result, problem = None, None
             try:
                 result = work()
             except BaseException as error:
                 problem = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                future.get_loop().call_soon_threadsafe(_answer, future, result, problem)
-            del work, future, result, problem, job
+                loop.call_soon_threadsafe(done, result, problem)
+            del work, done, result, problem, job
 
 
 def _answer(future: asyncio.Future[Any], result: Any, problem: BaseException | None) -> None:
@@ -173,6 +179,11 @@ class _LocalFile:
 
     def write(self, offset: int, pieces: Sequence[Piece]) -> None:
         """pwritev until all is written: a short write is no error, but says nothing of the rest."""
+        if len(pieces) <= _PIECES_PER_CALL:
+            written = os.pwritev(self._descriptor, pieces, offset)
+            if written == sum(map(len, pieces)):
+                return
+        # Writing the first pieces again does no harm, and a short write is rare.
         ahead = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         while ahead:
             written = os.pwritev(self._descriptor, ahead[:_PIECES_PER_CALL], offset)

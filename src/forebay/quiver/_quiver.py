@@ -30,13 +30,13 @@ from forebay.errors import Closed, ForebayError, UsageError
 from forebay.formats import quiver_ack, quiver_wal
 from forebay.formats.quiver_ack import Dropped, Finalized, Outcome, Record, Register, Unregister
 from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, WAL_MAGIC
-from forebay.formats.quiver_wal import Entry
+from forebay.formats.quiver_wal import SchemaForm
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver._acks import Acks
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Deliveries, Delivery
-from forebay.quiver._disk import Disk
+from forebay.quiver._disk import Disk, Piece
 from forebay.quiver._errors import DirectoryInUse, from_os_error
 from forebay.quiver._finalizer import Finalizer
 from forebay.quiver._group_log import GroupLog, Item, LogSettings
@@ -64,11 +64,14 @@ class Receipt:
     ingested_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Payload:
     signal: str
     fingerprint: bytes
-    batch: Batch
+    batch: pa.RecordBatch
+    context: dict[str, str]
+    size: int
+    time_ms: int
 
 
 class Quiver:
@@ -88,7 +91,7 @@ class Quiver:
         self._clock = clock or SystemClock()
         self._random = randomness or random.SystemRandom()
         self._metrics = QuiverMetrics(metrics or MetricsRegistry())
-        self._fingerprints: dict[pa.Schema, bytes] = {}
+        self._forms: dict[pa.Schema, SchemaForm] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
         self._trim_wanted = asyncio.Event()
@@ -133,7 +136,15 @@ class Quiver:
         self._acks = Acks(self._disk, config, clock, state, self._applied)
         self._wal = GroupLog(
             self._disk,
-            LogSettings("wal", "wal", "wal", WAL_MAGIC, config.wal_file_bytes, config.flush_interval_ms),
+            LogSettings(
+                "wal",
+                "wal",
+                "wal",
+                WAL_MAGIC,
+                config.wal_file_bytes,
+                config.flush_interval_ms,
+                config.wal_spares_max,
+            ),
             clock,
             on_durable=self._durable,
             on_sync=self._synced,
@@ -171,13 +182,14 @@ class Quiver:
             found.checkpoints,
             found.next_checkpoint,
         )
-        self._wal.start(found.wal_files, found.next_wal_generation, state.next_entry)
+        self._wal.start(found.wal_files, found.next_wal_generation, state.next_entry, found.wal_spares)
         self._is_open = True
         await self._settle_recovery(found)
         self._finalizer.start()
         self._tasks = [
             asyncio.create_task(self._maintain_forever()),
             asyncio.create_task(self._trim_forever()),
+            asyncio.create_task(self._guarded(self._wal.prepare())),
         ]
 
     async def _settle_recovery(self, found: Recovered) -> None:
@@ -251,18 +263,21 @@ class Quiver:
         all certainly not done. `OutcomeUnknown` only where the sync of this very batch failed.
         """
         self._check_open()
-        await self._wal.has_room(self._config.pending_bytes_max)
-        size = batch.nbytes
-        entry = Entry(batch, signal, context or {}, self._fingerprint(batch.schema), size)
-        body = quiver_wal.encode(entry, self._config.wal_codec)
-        need = max(len(body), size) + FRAME_OVERHEAD_BYTES
-        await self._retention.admit(need)
-        await self._admit_to_wal(len(body) + FRAME_OVERHEAD_BYTES)
+        wal, config = self._wal, self._config
+        if wal.pending_bytes >= config.pending_bytes_max:
+            await wal.has_room(config.pending_bytes_max)
+        form = self._form(batch.schema)
+        context = dict(context) if context else {}
+        pieces, size = quiver_wal.encode_pieces(batch, signal, context, config.wal_codec, form)
+        length = sum(map(len, pieces))
+        need = max(length, size) + FRAME_OVERHEAD_BYTES
+        if self._retention.is_over(need):
+            await self._retention.admit(need)
+        if wal.projected_bytes(length + FRAME_OVERHEAD_BYTES) > config.wal_bytes_max:
+            await self._admit_to_wal(length + FRAME_OVERHEAD_BYTES)
         now_ms = self._clock.now_ms()
-        held = Batch(0, now_ms, self._held(batch, size, body), dict(entry.context), size)
-        item = self._wal.append(
-            ENTRY_TYPE, now_ms * 1_000_000, body, _Payload(signal, entry.fingerprint, held)
-        )
+        payload = _Payload(signal, form.fingerprint, self._held(batch, size, pieces), context, size, now_ms)
+        item = wal.append(ENTRY_TYPE, now_ms * 1_000_000, pieces, length, payload)
         await item.done
         return Receipt(item.sequence, now_ms)
 
@@ -273,32 +288,35 @@ class Quiver:
         self._finalizer.freeze_all()
         await self._finalizer.settled()
 
-    def _held(self, batch: pa.RecordBatch, size: int, body: bytes) -> pa.RecordBatch:
+    def _held(self, batch: pa.RecordBatch, size: int, pieces: list[Piece]) -> pa.RecordBatch:
         """The batch to keep in memory: not a slice that holds on to a parent many times its size."""
         if batch.get_total_buffer_size() <= 2 * size + 65_536:
             return batch
-        return quiver_wal.decode(body).batch
+        return quiver_wal.decode(b"".join(pieces)).batch
 
-    def _fingerprint(self, schema: pa.Schema) -> bytes:
-        found = self._fingerprints.get(schema)
+    def _form(self, schema: pa.Schema) -> SchemaForm:
+        found = self._forms.get(schema)
         if found is None or schema.metadata is not None:
             # Schemas that differ in metadata alone are equal to Python, and different to us.
-            found = quiver_wal.fingerprint(schema)
-            if len(self._fingerprints) >= _SCHEMAS_KEPT:
-                self._fingerprints.clear()
+            found = SchemaForm.of(schema)
+            if len(self._forms) >= _SCHEMAS_KEPT:
+                self._forms.clear()
             if schema.metadata is None:
-                self._fingerprints[schema] = found
+                self._forms[schema] = found
         return found
 
     async def _admit_to_wal(self, more: int) -> None:
         """Wait while the WAL is full of what is not in segments yet."""
-        while self._wal.bytes + self._wal.pending_bytes + more > self._config.wal_bytes_max:
+        wal, bound = self._wal, self._config.wal_bytes_max
+        while wal.projected_bytes(more) > bound:
             await self._retention.trim()
-            if self._wal.bytes + self._wal.pending_bytes + more <= self._config.wal_bytes_max:
+            if wal.projected_bytes(more) > bound:
+                await wal.drop_spares()
+            if wal.projected_bytes(more) <= bound:
                 return
             if self._finalizer.problem is not None:
                 raise self._finalizer.problem
-            await self._wal.drained()
+            await wal.drained()
             self._finalizer.freeze_all()
             if not self._finalizer.is_busy:
                 return
@@ -307,15 +325,15 @@ class Quiver:
 
     def _durable(self, group: list[Item]) -> None:
         rows: dict[str, int] = {}
+        add = self._finalizer.add
         for item in group:
-            payload: _Payload = item.payload
-            batch = payload.batch
-            self._finalizer.add(
-                payload.signal,
-                payload.fingerprint,
-                Batch(item.sequence, batch.time_ms, batch.batch, batch.context, batch.size),
+            new: _Payload = item.payload
+            add(
+                new.signal,
+                new.fingerprint,
+                Batch(item.sequence, new.time_ms, new.batch, new.context, new.size),
             )
-            rows[payload.signal] = rows.get(payload.signal, 0) + batch.batch.num_rows
+            rows[new.signal] = rows.get(new.signal, 0) + new.batch.num_rows
         self._metrics.batches.inc(len(group))
         for signal, count in rows.items():
             self._metrics.rows.labels(signal).inc(count)

@@ -15,8 +15,9 @@ import pyarrow as pa
 from forebay.errors import FormatError
 from forebay.formats import Corrupt, quiver_segment
 from forebay.formats.quiver_segment import SegmentMeta
+from forebay.formats.quiver_wal import has_dictionary
 from forebay.quiver._disk import Disk
-from forebay.quiver._segment_file import _has_dictionary, segment_name
+from forebay.quiver._segment_file import segment_name
 
 __all__ = ["SegmentReader", "SegmentView"]
 
@@ -36,7 +37,7 @@ class SegmentView:
                 except Corrupt:
                     self.bad_parts.append(index)
         self._file = pa.ipc.open_file(pa.py_buffer(data))
-        if 0 in self.bad_parts and any(_has_dictionary(each.type) for each in self._file.schema):
+        if 0 in self.bad_parts and any(has_dictionary(each.type) for each in self._file.schema):
             self.bad_parts = list(range(len(self.meta.parts)))
 
     @property

@@ -33,7 +33,7 @@ from forebay.formats.quiver_frame import (
 from forebay.quiver._ack_state import AckState
 from forebay.quiver._acks import RECORD_TYPE, CheckpointFile
 from forebay.quiver._disk import Disk
-from forebay.quiver._group_log import LogFile, file_name, generation_of
+from forebay.quiver._group_log import SPARE, LogFile, file_name, generation_of
 from forebay.quiver._report import RecoveryReport
 from forebay.quiver._runs import RunSet
 from forebay.quiver._segment_file import SegmentInfo, info_of, read_meta, segment_name
@@ -68,6 +68,8 @@ class Recovered:
     next_checkpoint: int = 1
     ack_files: list[LogFile] = field(default_factory=list)
     wal_files: list[LogFile] = field(default_factory=list)
+    wal_spares: list[tuple[str, int]] = field(default_factory=list)
+    """Names and sizes of WAL files that wait to be used again."""
     next_ack_generation: int = 1
     next_ack_sequence: int = 1
     next_wal_generation: int = 1
@@ -218,6 +220,8 @@ class _Recovery:
         for name, size in self.disk.list("wal"):
             generation = generation_of(name, "wal")
             if generation is None:
+                if generation_of(name, SPARE) is not None:
+                    found.wal_spares.append((name, size))
                 continue
             file = LogFile(generation, size)
             found.wal_files.append(file)

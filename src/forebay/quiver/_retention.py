@@ -115,17 +115,17 @@ class Retention:
             await self._trim()
             await self._sweep(self._config.headroom_bytes)
             await self._expire()
-            if self._is_over(0):
+            if self.is_over(0):
                 await self._relieve(0)
 
     async def admit(self, more: int) -> None:
         """Make room for a batch, or raise `QuiverFull`."""
-        if not self._is_over(more):
+        if not self.is_over(more):
             return
         async with self.lock:
-            if self._is_over(more):
+            if self.is_over(more):
                 await self._relieve(more)
-        if self._is_over(more):
+        if self.is_over(more):
             self._parts.metrics.throttled.inc()
             raise QuiverFull(used=self.projected_bytes(0), cap=self._config.size_cap_bytes, needed=2 * more)
 
@@ -134,7 +134,8 @@ class Retention:
         async with self.lock:
             await self._trim()
 
-    def _is_over(self, more: int) -> bool:
+    def is_over(self, more: int) -> bool:
+        """Whether `more` bytes of a new batch would pass the cap."""
         return self.projected_bytes(more) > self._config.size_cap_bytes
 
     async def _trim(self) -> None:
@@ -184,9 +185,10 @@ class Retention:
 
     async def _relieve(self, more: int) -> None:
         await self._trim()
+        await self._parts.wal.drop_spares()
         await self._sweep(0)
         await self._expire()
-        if not self._is_over(more):
+        if not self.is_over(more):
             return
         finalizer = self._parts.finalizer
         # Early finalize: what is open becomes deliverable, and its part of the WAL can go.
@@ -194,7 +196,7 @@ class Retention:
         if self._config.size_cap_policy != "drop_oldest":
             return
         self._parts.metrics.emergencies.inc()
-        while self._is_over(more):
+        while self.is_over(more):
             victim = self._victim()
             if victim is not None:
                 await self._drop(victim, "size")

@@ -6,14 +6,14 @@ crash before the rename leaves a `.tmp`, which opening removes; after it, a whol
 the WAL entries in it, so that they are not replayed.
 
 **Dictionaries** are unified by value over the whole segment, and small batches are joined into record batches
-of about a megabyte. Where the union of the values does not fit the index type, or where nested dictionaries
+of some 256 KiB. Where the union of the values does not fit the index type, or where nested dictionaries
 differ, the batches are split over several segments: a type never changes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -23,13 +23,16 @@ from forebay.errors import FormatError, LimitExceeded
 from forebay.formats import quiver_segment
 from forebay.formats.quiver_ack import Runs
 from forebay.formats.quiver_segment import SegmentMeta, Source
+from forebay.formats.quiver_wal import has_dictionary
 from forebay.quiver._disk import Disk, Piece
 from forebay.quiver._runs import RunSet
 
 __all__ = ["Batch", "Built", "SegmentInfo", "build", "info_of", "read_meta", "segment_name", "write"]
 
-JOINED_BYTES: Final = 1 << 20
-"""Logical bytes at which ingested batches stop being joined into one record batch."""
+JOINED_BYTES: Final = 256 * 1024
+"""Logical bytes up to which small batches are joined into one record batch."""
+ALONE_BYTES: Final = 32 * 1024
+"""Logical bytes from which a batch is large enough to be left alone, and is not copied."""
 SOURCES_MAX: Final = 100_000
 """Ingested batches in one segment. The open segment is finalized when it has so many."""
 
@@ -78,7 +81,7 @@ def segment_name(segment: int) -> str:
 def build(batches: list[Batch], *, template: SegmentMeta, event_time_column: str) -> list[Built]:
     """Segments with these batches, mostly one, numbered from `template.segment` on. Runs in a thread."""
     try:
-        joined = _joined([each.batch for each in batches])
+        joined = _joined(batches)
         meta, pieces = quiver_segment.encode(_meta(batches, joined, template, event_time_column), joined)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, LimitExceeded):
         if len(batches) == 1:
@@ -90,38 +93,37 @@ def build(batches: list[Batch], *, template: SegmentMeta, event_time_column: str
     return [Built(meta, pieces, batches)]
 
 
-def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    groups: list[list[pa.RecordBatch]] = [[]]
-    size = 0
-    for batch in batches:
-        if size >= JOINED_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(batch)
-        size += batch.nbytes
-    table = pa.Table.from_batches(batches)
-    if any(_has_dictionary(each.type) for each in table.schema):
-        unified = table.unify_dictionaries()
+def _joined(batches: list[Batch]) -> list[pa.RecordBatch]:
+    counts = _group_counts([each.size for each in batches])
+    chunks = [each.batch for each in batches]
+    schema = chunks[0].schema
+    if any(has_dictionary(each.type) for each in schema):
+        unified = pa.Table.from_batches(chunks).unify_dictionaries()
         chunks = unified.to_batches()
         if len(chunks) != len(batches):  # empty batches vanish
             chunks = [each for each in chunks if each.num_rows]
-            return _join([chunks]) or [unified.schema.empty_table().to_batches()[0]]
-        grouped, at = [], 0
-        for group in groups:
-            grouped.append(chunks[at : at + len(group)])
-            at += len(group)
-        return _join(grouped)
-    return _join(groups)
+            counts = _group_counts([each.nbytes for each in chunks])
+        if not chunks:
+            return [unified.schema.empty_table().to_batches()[0]]
+    joined, at = [], 0
+    for count in counts:
+        joined.append(chunks[at] if count == 1 else pa.concat_batches(chunks[at : at + count]))
+        at += count
+    return joined
 
 
-def _join(groups: list[list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
-    return [group[0] if len(group) == 1 else pa.concat_batches(group) for group in groups if group]
-
-
-def _has_dictionary(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        return True
-    return any(_has_dictionary(kind.field(index).type) for index in range(kind.num_fields))
+def _group_counts(sizes: list[int]) -> list[int]:
+    """How many batches in a row become one: small ones are joined, larger ones stay as they are."""
+    counts: list[int] = []
+    room = 0
+    for size in sizes:
+        if size < ALONE_BYTES and size <= room:
+            counts[-1] += 1
+            room -= size
+            continue
+        counts.append(1)
+        room = JOINED_BYTES - size if size < ALONE_BYTES else 0
+    return counts
 
 
 def _meta(
@@ -137,10 +139,9 @@ def _meta(
         for each in batches
     ]
     times = [each.time_ms for each in batches]
-    entries = RunSet((each.sequence, each.sequence) for each in batches)
     return SegmentMeta(
         segment=template.segment,
-        entries=entries.runs(),
+        entries=_runs([each.sequence for each in batches]),
         signal=template.signal,
         schema_hash=template.schema_hash,
         rows=sum(each.num_rows for each in joined),
@@ -152,6 +153,13 @@ def _meta(
         contexts=[dict(key) for key in contexts],
         parts=[],
     )
+
+
+def _runs(sequences: list[int]) -> Runs:
+    """Sequences, mostly without a hole, as runs."""
+    if sequences[-1] - sequences[0] + 1 == len(sequences):
+        return [(sequences[0], sequences[-1])]
+    return RunSet((each, each) for each in sequences).runs()
 
 
 def _event_range(joined: list[pa.RecordBatch], name: str) -> tuple[int, int] | None:
