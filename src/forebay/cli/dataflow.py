@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import signal
+import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +16,12 @@ import typer
 
 from forebay.cli import _output as out
 from forebay.cli._options import CommandGroup
+from forebay.cli._run import wait_for
 from forebay.errors import ForebayError, NotFound, Unsupported
+from forebay.kit.limits import parse_duration_ms
 
 if TYPE_CHECKING:
-    from forebay.dataflow import Problem
+    from forebay.dataflow import Plan, Problem
 
 __all__ = ["app"]
 
@@ -36,15 +44,11 @@ def _read(path: Path) -> bytes:
 
 
 def _need_extra() -> None:
-    try:
-        import grpc  # noqa: F401
-        import httptools  # noqa: F401
-        import opentelemetry.proto  # noqa: F401
-        import yaml  # noqa: F401
-    except ImportError as error:
+    missing = [name for name in ("grpc", "httptools", "opentelemetry", "yaml") if find_spec(name) is None]
+    if missing:
         raise Unsupported(
-            f"{error.name} is not installed", hint="install forebay with the extras otel and broker"
-        ) from error
+            f"not installed: {', '.join(missing)}", hint="install forebay with the extras otel and broker"
+        )
 
 
 @app.command("check")
@@ -78,3 +82,73 @@ def _print(file: Path, kind: str, problems: list[Problem]) -> None:
 
 def _text(problem: Problem) -> str:
     return str(problem).split(": ", 1)[1]
+
+
+@app.command("run")
+def run(
+    file: FilePath,
+    drain: Annotated[
+        str,
+        typer.Option("--drain", metavar="DURATION", help="How long to hand on what is there when it stops."),
+    ] = "10s",
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics on this address."),
+    ] = None,
+) -> None:
+    """Run a file until SIGTERM or Ctrl-C. What was not handed on stays on disk for the next run."""
+    _need_extra()
+    from forebay.dataflow import DataflowInvalid, load
+
+    drain_s = parse_duration_ms(drain) / 1000
+    try:
+        plan = load(_read(file))
+    except DataflowInvalid as invalid:
+        for each in invalid.problems:
+            sys.stderr.write(out.printable(f"{file}:{each.line}:{each.column}: error: {_text(each)}") + "\n")
+        raise Wrong(
+            f"{len(invalid.problems)} problems in {file}", hint="mend them, then run it again"
+        ) from None
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    for each in plan.remarks:
+        sys.stderr.write(out.printable(f"{file}:{each.line}:{each.column}: remark: {_text(each)}") + "\n")
+    wait_for(_serve(plan, drain_s, metrics))
+
+
+async def _serve(plan: Plan, drain_s: float, metrics: str | None) -> None:
+    from forebay.dataflow import Dataflow, MetricsPage
+    from forebay.kit.metrics import MetricsRegistry
+
+    registry = MetricsRegistry()
+    flow = Dataflow(plan, metrics=registry, drain_s=drain_s)
+    page = None if metrics is None else MetricsPage(metrics, registry)
+    enough = asyncio.Event()
+
+    def stop() -> None:
+        # Asked for a second time, it waits for nobody.
+        if enough.is_set():
+            flow.hurry()
+        enough.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    async with flow:
+        if page is not None:
+            await page.start()
+        _ready(flow.addresses, None if page is None else page.address)
+        await enough.wait()
+        if page is not None:
+            await page.stop()
+
+
+def _ready(addresses: dict[str, dict[str, str]], metrics: str | None) -> None:
+    if out.is_json():
+        out.document({"ready": True, "pid": os.getpid(), "receivers": addresses, "metrics": metrics})
+    else:
+        found = [f"{name} {kind} {at}" for name, each in addresses.items() for kind, at in each.items()]
+        found += [f"metrics {metrics}"] if metrics else []
+        out.line(f"ready: {', '.join(found)}")
+    sys.stdout.flush()

@@ -15,7 +15,8 @@ __all__ = ["DataflowInvalid", "Problem", "Problems"]
 
 PROBLEMS_MAX = 100
 """Most problems that are kept; a file with more is not the file that was meant."""
-TEXT_CHARS_MAX = 80
+SHOWN_CHARS_MAX = 80
+"""Longest piece of the file in a message."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,4 +70,4 @@ class Problems:
 def shown(text: str) -> str:
     """A piece of the file for a message: quoted, on one line, not too long."""
     quoted = repr(text)
-    return quoted if len(quoted) <= TEXT_CHARS_MAX else f"{quoted[:TEXT_CHARS_MAX]}..."
+    return quoted if len(quoted) <= SHOWN_CHARS_MAX else f"{quoted[:SHOWN_CHARS_MAX]}..."

@@ -24,19 +24,23 @@ __all__ = [
     "ParquetSettings",
     "PersistenceSettings",
     "Tls",
+    "parse_address",
 ]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
 WAL_FILE_BYTES_MAX: Final = 16 * MIB
+"""Largest file of the WAL; smaller where `wal.max_size` is small."""
 LEASE_MS: Final = HOUR_MS
 """Exporters live in the process that leases to them, and their calls have timeouts of their own; a lease
 that lapses while a slow link is at work would only send everything twice."""
 HEADERS_MAX: Final = 64
+"""Most headers an exporter sends with its calls."""
 PARQUET_CODECS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
 ARROW_CODECS: Final = ("none", "lz4", "zstd")
 _HEADER_NAME: Final = re.compile(r"[a-z0-9_.\-]{1,100}", re.ASCII)
+_PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 _HOST: Final = re.compile(r"[A-Za-z0-9.\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]", re.ASCII)
 
 
@@ -73,9 +77,9 @@ class OtlpReceiverSettings:
     requests_max: int
     """`response_stream_channel_size`: requests under way at once, 1 to 65,536, default 256."""
     request_bytes_max: int
-    """`max_request_size`: bytes of one request after decompression, 1 KiB to 256 MiB, default 16 MiB."""
+    """`max_request_size`: bytes of one request after decompression, 1 KiB to 64 MiB, default 4 MiB."""
     pending_bytes_max: int
-    """`max_pending_size`: bytes of all requests under way, at least one request, default 256 MiB."""
+    """`max_pending_size`: bytes of all requests under way, at least one request, default 64 MiB."""
     tls: Tls | None
 
     @classmethod
@@ -85,13 +89,13 @@ class OtlpReceiverSettings:
         http = _address(section, "http_listening_addr")
         if not section.has("listening_addr") and not section.has("http_listening_addr"):
             grpc = Address("127.0.0.1", 4317)
-        request_bytes = section.bytes("max_request_size", 16 * MIB, KIB, 256 * MIB)
+        request_bytes = section.bytes("max_request_size", 4 * MIB, KIB, 64 * MIB)
         return cls(
             grpc=grpc,
             http=http,
             requests_max=section.integer("response_stream_channel_size", 256, 1, 65_536),
             request_bytes_max=request_bytes,
-            pending_bytes_max=section.bytes("max_pending_size", 256 * MIB, request_bytes, 64 * GIB),
+            pending_bytes_max=section.bytes("max_pending_size", 64 * MIB, request_bytes, 64 * GIB),
             tls=_tls(section),
         )
 
@@ -204,15 +208,23 @@ def _quiver(section: Section) -> QuiverConfig:
         return QuiverConfig()
 
 
+def parse_address(text: str) -> Address:
+    """An address from `127.0.0.1:4317` or `[::1]:4317`. Raises `UsageError`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or int(port) > 65_535:
+        raise UsageError(f"{shown(text)} is not an address", hint="host and port, as in 127.0.0.1:4317")
+    return Address(host.strip("[]"), int(port))
+
+
 def _address(section: Section, name: str) -> Address | None:
     text = section.text(name, "")
     if not text:
         return None
-    host, colon, port = text.rpartition(":")
-    if not colon or not _HOST.fullmatch(host) or not port.isdecimal() or int(port) > 65_535:
-        section.complain(name, f"{shown(text)} is not an address", "host and port, as in 127.0.0.1:4317")
+    try:
+        return parse_address(text)
+    except UsageError as error:
+        section.complain(name, error.message, error.hint)
         return None
-    return Address(host.strip("[]"), int(port))
 
 
 def _tls(section: Section) -> Tls | None:

@@ -1,0 +1,52 @@
+"""A port: one giver, one or more destinations, and a rule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from forebay.dataflow._parcels import Parcel, Sink
+from forebay.errors import ForebayError, NotDone
+
+__all__ = ["Broadcast", "RoundRobin", "port"]
+
+
+class Broadcast:
+    """Everybody gets everything; safe when all of them have it."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = sinks
+
+    async def take(self, parcel: Parcel) -> None:
+        """Hand it to all, wait for all, then raise what went wrong."""
+        outcomes = await asyncio.gather(*(sink.take(parcel) for sink in self._sinks), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+
+class RoundRobin:
+    """They take turns. One that certainly did not take it passes its turn on."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = sinks
+        self._turn = 0
+
+    async def take(self, parcel: Parcel) -> None:
+        """Hand it to the next one that takes it. Raises the last error where nobody does."""
+        first, self._turn = self._turn, (self._turn + 1) % len(self._sinks)
+        problem: ForebayError | None = None
+        for step in range(len(self._sinks)):
+            try:
+                return await self._sinks[(first + step) % len(self._sinks)].take(parcel)
+            except NotDone as error:
+                problem = error
+        assert problem is not None
+        raise problem
+
+
+def port(sinks: Sequence[Sink], strategy: str) -> Sink:
+    """The destinations as one."""
+    if len(sinks) == 1:
+        return sinks[0]
+    return RoundRobin(sinks) if strategy == "round_robin" else Broadcast(sinks)

@@ -1,0 +1,234 @@
+"""A small HTTP/1.1 server on httptools: requests with a body, answers with a body, keep-alive, limits.
+
+One request at a time and per connection; what a client sends ahead waits in the kernel. Every read has a
+time limit, so that a client that goes to sleep in the middle of a request does not keep its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final, TypeAlias
+
+import httptools
+
+from forebay.dataflow._settings import Address
+from forebay.errors import Unavailable
+
+__all__ = ["Answer", "Handler", "HttpServer", "Request"]
+
+_log = logging.getLogger(__name__)
+
+HEADER_BYTES_MAX: Final = 16 * 1024
+"""Bytes of the target and all headers of a request."""
+CONNECTIONS_MAX: Final = 1_024
+"""Connections at once; further ones are closed."""
+READ_TIMEOUT_S: Final = 60.0
+"""Longest wait for the next bytes, between and within requests."""
+AHEAD_MAX: Final = 16
+"""Requests that may arrive in one read."""
+
+
+@dataclass(slots=True)
+class Request:
+    """What a client wants."""
+
+    method: str = ""
+    target: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+    keep_alive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What it gets."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+
+
+class _Broken(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        self.answer = Answer(status, message.encode())
+
+
+class _Connection(asyncio.Protocol):
+    """Called by the loop with bytes and by httptools with parts of requests."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._parser = httptools.HttpRequestParser(self)
+        self._ready: deque[Request] = deque()
+        self._request = Request()
+        self._header_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if len(self._server.connections) >= CONNECTIONS_MAX or self._server.is_stopping:
+            transport.close()
+            return
+        self._server.connections.add(self)
+        self._wait()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self._stop_waiting()
+
+    def data_received(self, data: bytes) -> None:
+        self._stop_waiting()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._end(Answer(400, b"upgrades are not supported"))
+        except httptools.HttpParserError as error:
+            # Errors of our own callbacks come wrapped.
+            broken = error.__context__
+            self._end(broken.answer if isinstance(broken, _Broken) else Answer(400, b"not HTTP/1.1"))
+        else:
+            if self._task is None:
+                self._wait()
+
+    # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        self._request = Request()
+        self._header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        self._request.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        self._request.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        request = self._request
+        request.method = self._parser.get_method().decode("latin-1")
+        request.keep_alive = self._parser.should_keep_alive()
+        length = request.headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self._server.body_bytes_max:
+            raise _Broken(413, "the body is too large")
+        if request.headers.get("expect", "").lower() == "100-continue" and self._task is None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        if len(self._request.body) + len(body) > self._server.body_bytes_max:
+            raise _Broken(413, "the body is too large")
+        self._request.body += body
+
+    def on_message_complete(self) -> None:
+        if len(self._ready) >= AHEAD_MAX:
+            raise _Broken(400, "too many requests ahead of their answers")
+        self._ready.append(self._request)
+        if self._task is None:
+            self._transport.pause_reading()
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    # Answering.
+
+    async def _work(self) -> None:
+        while self._ready:
+            request = self._ready.popleft()
+            try:
+                answer = await self._server.handler(request)
+            except Exception:
+                _log.exception("dataflow.http.failed")
+                answer = Answer(503, b"it failed; try again", headers=(("retry-after", "1"),))
+            keep = request.keep_alive and not self._server.is_stopping
+            self._write(answer, keep)
+            if not keep:
+                break
+        self._task = None
+        if self._transport.is_closing():
+            return
+        self._transport.resume_reading()
+        self._wait()
+
+    def _write(self, answer: Answer, keep: bool) -> None:
+        if self._transport.is_closing():
+            return
+        lines = [
+            f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
+            f"content-type: {answer.content_type}",
+            f"content-length: {len(answer.body)}",
+            f"connection: {'keep-alive' if keep else 'close'}",
+            *(f"{name}: {value}" for name, value in answer.headers),
+        ]
+        self._transport.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + answer.body)
+        if not keep:
+            self._transport.close()
+
+    def _end(self, answer: Answer) -> None:
+        if self._task is None:
+            self._write(answer, keep=False)
+        else:
+            self._transport.close()
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > HEADER_BYTES_MAX:
+            raise _Broken(431, "the headers are too large")
+
+    def _wait(self) -> None:
+        self._stop_waiting()
+        self._timer = asyncio.get_running_loop().call_later(READ_TIMEOUT_S, self._transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close_if_idle(self) -> None:
+        """The server stops: whoever is not being answered goes now."""
+        if self._task is None:
+            self._transport.close()
+
+
+class HttpServer:
+    """A listener with one handler."""
+
+    def __init__(
+        self, address: Address, handler: Handler, *, body_bytes_max: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.address = address
+        """Where it listens; with a real port after the start."""
+        self.handler = handler
+        self.body_bytes_max = body_bytes_max
+        self.connections: set[_Connection] = set()
+        self.is_stopping = False
+        self._tls = tls
+
+    async def start(self) -> None:
+        """Listen. Raises `Unavailable` where the address is taken."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: _Connection(self), self.address.host, self.address.port, ssl=self._tls, backlog=512
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"cannot listen on {self.address}: {error.strerror}", hint="is it in use?"
+            ) from error
+        self.address = Address(self.address.host, self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Take nothing more. Answers under way are still given."""
+        self.is_stopping = True
+        self._server.close()
+        for connection in list(self.connections):
+            connection.close_if_idle()

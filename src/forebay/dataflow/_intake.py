@@ -1,0 +1,110 @@
+"""From the bytes of a request to its answer, whichever way it came.
+
+**Back-pressure instead of loss.** A request is answered with success when the node behind has it safely. It
+is refused, for the sender to try again, when too much is under way, when the store is full, or when anything
+else goes wrong that may pass:
+
+    what                                  gRPC                              HTTP
+    cannot be parsed, too many items      INVALID_ARGUMENT                  400
+    too much under way, store full        RESOURCE_EXHAUSTED + RetryInfo    429 + Retry-After
+    everything else                       UNAVAILABLE + RetryInfo           503 + Retry-After
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from forebay.dataflow._metrics import DataflowMetrics
+from forebay.dataflow._parcels import Parcel, Sink
+from forebay.dataflow._settings import OtlpReceiverSettings
+from forebay.dataflow._signals import Signal, check_count, count_items
+from forebay.errors import Backpressure, ForebayError, FormatError, LimitExceeded, StorageFull
+
+__all__ = ["Intake", "Refusal"]
+
+_log = logging.getLogger(__name__)
+
+RETRY_AFTER_S: Final = 1
+"""What senders are asked to wait. They spread and lengthen it by themselves."""
+
+
+class Refusal(Exception):
+    """A request that was not taken."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """`invalid`, `full` or `unavailable`."""
+        self.message = message
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.reason != "invalid"
+
+
+class Intake:
+    """The common part of the receivers of one node."""
+
+    def __init__(
+        self, name: str, settings: OtlpReceiverSettings, sink: Sink, metrics: DataflowMetrics
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._sink = sink
+        self._metrics = metrics
+        self._requests = 0
+        self._bytes = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._gauge = metrics.pending.labels(name)
+
+    async def receive(self, signal: Signal, data: bytes, message: Any = None) -> None:
+        """Return when the request is safe. Raises `Refusal`. `message` where it is parsed already."""
+        self._enter(len(data))
+        try:
+            items = count_items(signal, data) if message is None else check_count(signal, message)
+            if items:
+                await self._sink.take(Parcel(signal.name, (data,), items, len(data)))
+        except Exception as error:
+            raise self._refusal(error) from error
+        finally:
+            self._leave(len(data))
+        self._metrics.requests.labels(self._name, signal.name).inc()
+        self._metrics.items.labels(self._name, signal.name).inc(items)
+        self._metrics.bytes.labels(self._name, signal.name).inc(len(data))
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        await self._idle.wait()
+
+    def _enter(self, size: int) -> None:
+        settings = self._settings
+        if self._requests >= settings.requests_max or self._bytes + size > settings.pending_bytes_max:
+            self._metrics.refused.labels(self._name, "full").inc()
+            raise Refusal("full", f"{self._requests:,} requests with {self._bytes:,} bytes are under way")
+        self._requests += 1
+        self._bytes += size
+        self._idle.clear()
+        self._gauge.set(self._bytes)
+
+    def _leave(self, size: int) -> None:
+        self._requests -= 1
+        self._bytes -= size
+        self._gauge.set(self._bytes)
+        if not self._requests:
+            self._idle.set()
+
+    def _refusal(self, error: Exception) -> Refusal:
+        if isinstance(error, FormatError | LimitExceeded):
+            reason = "invalid"
+        elif isinstance(error, Backpressure | StorageFull):
+            reason = "full"
+        else:
+            reason = "unavailable"
+            if not isinstance(error, ForebayError):
+                _log.error("dataflow.receiver.failed: %s", self._name, exc_info=error)
+        self._metrics.refused.labels(self._name, reason).inc()
+        return Refusal(reason, str(error)[:500])

@@ -1,0 +1,138 @@
+"""The Parquet exporter: a file per segment, in directories by signal and hour.
+
+    path/signal=traces/date=2026-11-16/hour=17/persistence-000000000012-9f3a51c07be2.parquet
+
+**Once per segment.** The name and the directory depend on the segment alone: on its number, its checksums and
+the time at which it came in. A delivery that is repeated, after a crash between the file and the
+acknowledgement or because the acknowledgement failed, replaces the file by an equal one. A file appears
+whole or not at all: written under another name, synced, renamed, directory synced. What a crash leaves of a
+half-written file has a name that begins with a dot and ends in `.tmp`; the next attempt writes over it.
+
+The hour is that of ingestion and not of the events: one request with ten thousand different hours would make
+ten thousand files. Rows are decoded and written in groups, in a thread, so that memory stays bounded and the
+receivers go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forebay.dataflow._columns import SCHEMAS, Row, rows_of, table_of
+from forebay.dataflow._parcels import Parcel, Refused
+from forebay.dataflow._settings import ParquetSettings
+from forebay.errors import FormatError, Unavailable
+from forebay.kit.clock import Clock
+from forebay.kit.ids import IdSource
+
+__all__ = ["ParquetExporter"]
+
+ROW_GROUP_ROWS: Final = 16_384
+"""Rows decoded and written at once."""
+ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of requests after which a group is written, even if it has fewer rows."""
+
+
+class ParquetExporter:
+    """Writes parcels as files."""
+
+    def __init__(self, settings: ParquetSettings, *, clock: Clock, ids: IdSource) -> None:
+        self._path = settings.path
+        self._codec = settings.compression
+        self._clock = clock
+        self._ids = ids
+        self._thread = ThreadPoolExecutor(1, "forebay-parquet")
+
+    async def start(self) -> None:
+        """Make sure that the directory can be written to."""
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            if not os.access(self._path, os.W_OK | os.X_OK):
+                raise PermissionError(13, "not writable")
+        except OSError as error:
+            raise _unavailable(self._path, error) from error
+
+    async def take(self, parcel: Parcel) -> None:
+        """Return when the file is durable under its name."""
+        ingested_ms = parcel.ingested_ms or self._clock.now_ms()
+        key = parcel.key or f"direct-{self._ids.ulid()}"
+        target = self._path / directory_of(parcel.signal, ingested_ms) / f"{key}.parquet"
+        work = asyncio.get_running_loop().run_in_executor(self._thread, self._write, target, parcel)
+        try:
+            await work
+        except OSError as error:
+            raise _unavailable(target, error) from error
+        except (FormatError, pa.ArrowInvalid) as error:
+            raise Refused(f"{target}: {error}", hint="it cannot be written as Parquet") from error
+
+    async def stop(self) -> None:
+        """Wait for the file that is being written."""
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _write(self, target: Path, parcel: Parcel) -> None:
+        made = _make_directories(target.parent)
+        temporary = target.with_name(f".{target.name}.tmp")
+        schema = SCHEMAS[parcel.signal]
+        with temporary.open("wb") as file:
+            with pq.ParquetWriter(file, schema, compression=self._codec) as writer:
+                for rows in _groups(parcel):
+                    writer.write_table(table_of(parcel.signal, rows))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        for directory in {target.parent, *made}:
+            _sync_directory(directory)
+
+
+def directory_of(signal: str, ingested_ms: int) -> str:
+    """Where a file of this signal and time belongs."""
+    moment = datetime.datetime.fromtimestamp(ingested_ms / 1000, tz=datetime.UTC)
+    return f"signal={signal}/date={moment:%Y-%m-%d}/hour={moment:%H}"
+
+
+def _groups(parcel: Parcel) -> Iterator[list[Row]]:
+    rows: list[Row] = []
+    size = 0
+    for request in parcel.requests:
+        size += len(request)
+        for row in rows_of(parcel.signal, request):
+            rows.append(row)
+            if len(rows) >= ROW_GROUP_ROWS:
+                yield rows
+                rows, size = [], 0
+        if size >= ROW_GROUP_BYTES and rows:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _make_directories(path: Path) -> list[Path]:
+    """Create what is missing; the directories whose entries are new."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+    return [each.parent for each in missing]
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unavailable(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(f"{path}: {error.strerror or error}", hint="see to the directory; it is tried again")

@@ -1,0 +1,122 @@
+"""From a subscriber of Quiver to a destination: pull, hand over, acknowledge.
+
+**Invariant.** A segment is acknowledged only after the destination has all of it. A crash anywhere before
+means another delivery; Quiver sees to that.
+
+While a destination is down, trying each segment of a long backlog once would write a nack for each of them
+and gain nothing. So a failure makes all workers of the pump pause together, longer each time, and the oldest
+segments are what they try next. A segment that alone is the trouble does not stop the others: it waits by
+Quiver's retry, and the first success ends the pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Final
+
+from forebay.dataflow._metrics import DataflowMetrics
+from forebay.dataflow._parcels import Parcel, Refused, Sink, parcel_of
+from forebay.errors import Closed, ForebayError
+from forebay.kit.clock import Clock
+from forebay.kit.retry import RetryPolicy
+from forebay.quiver import Delivery, Quiver
+
+__all__ = ["Pump"]
+
+_log = logging.getLogger(__name__)
+
+WORKERS: Final = 4
+"""Segments on their way to one destination at once."""
+_PAUSE: Final = RetryPolicy(base_ms=500, cap_ms=15_000)
+
+
+class Pump:
+    """All workers of one subscriber."""
+
+    def __init__(
+        self,
+        quiver: Quiver,
+        subscriber: str,
+        giver: str,
+        sink: Sink,
+        *,
+        clock: Clock,
+        randomness: random.Random,
+        metrics: DataflowMetrics,
+    ) -> None:
+        self.subscriber = subscriber
+        self.failures = 0
+        """Failures since the last success."""
+        self.changed = asyncio.Event()
+        """Set after each outcome."""
+        self._quiver = quiver
+        self._giver = giver
+        self._sink = sink
+        self._clock = clock
+        self._random = randomness
+        self._metrics = metrics
+        self._not_before = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin."""
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(WORKERS)]
+
+    async def stop(self) -> None:
+        """End now. What is under way is delivered again after the next start."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks = []
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                await self._pause()
+                delivery = await self._quiver.next(self.subscriber)
+                if delivery is not None:
+                    async with delivery:
+                        await self._hand_over(delivery)
+            except Closed:
+                return
+            except ForebayError as error:
+                # The store itself is in trouble, or an outcome could not be written: the claim was released.
+                _log.warning("dataflow.pump.failed: %s: %s", self.subscriber, error)
+                self._failed()
+
+    async def _pause(self) -> None:
+        while (left := self._not_before - self._clock.monotonic()) > 0:
+            await self._clock.sleep(left)
+
+    async def _hand_over(self, delivery: Delivery) -> None:
+        parcel = parcel_of(delivery.view, self._giver)
+        try:
+            await self._sink.take(parcel)
+        except Refused as error:
+            _log.error("dataflow.exporter.refused: %s: %s", self.subscriber, error)
+            await delivery.reject()
+        except Exception as error:
+            # Not only what we know of: whatever goes wrong at a destination, the data is not there yet.
+            _log.warning("dataflow.exporter.failed: %s: %s", self.subscriber, error)
+            await delivery.nack()
+            self._failed()
+            return
+        else:
+            await delivery.ack()
+        self._done(parcel)
+
+    def _done(self, parcel: Parcel) -> None:
+        self._metrics.exported.labels(self.subscriber, parcel.signal).inc(parcel.items)
+        self.failures = 0
+        self._not_before = 0.0
+        self.changed.set()
+
+    def _failed(self) -> None:
+        self.failures += 1
+        self._metrics.failures.labels(self.subscriber).inc()
+        pause = _PAUSE.wait_s(self.failures, self._random)
+        self._not_before = max(self._not_before, self._clock.monotonic() + pause)
+        self.changed.set()
