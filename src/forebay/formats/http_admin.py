@@ -48,7 +48,7 @@ __all__ = [
 # -- topics
 
 
-class TopicSettingsView(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class TopicSettingsView(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How a topic is kept. What is left out has its default."""
 
     retention_ms: Annotated[int, Meta(ge=1, le=(1 << 62))] | None = None

@@ -1,0 +1,20 @@
+"""The HTTP door to the log: produce, consume, tail, administer."""
+
+from forebay.broker._broker import Broker
+from forebay.broker._config import BrokerConfig, Role
+from forebay.broker._limits import HttpLimits
+from forebay.broker._routes import Action
+from forebay.broker._tls import self_signed, server_tls
+from forebay.broker._tokens import TokenRecord, Tokens
+
+__all__ = [
+    "Action",
+    "Broker",
+    "BrokerConfig",
+    "HttpLimits",
+    "Role",
+    "TokenRecord",
+    "Tokens",
+    "self_signed",
+    "server_tls",
+]

@@ -1,0 +1,119 @@
+"""From a request to an answer: name it, find its route, see who asks, call the handler, count.
+
+Whatever a handler raises becomes an answer. An error that nobody foresaw becomes a 500 that names the request
+and nothing else; it is printed with its traceback where the process logs, and the connection goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from forebay.broker._auth import Auth
+from forebay.broker._config import BrokerConfig
+from forebay.broker._errors import HttpRefusal, error_response, refusal
+from forebay.broker._http import Request, Response
+from forebay.broker._routes import Call, Route, Router
+from forebay.broker._server import Refuser
+from forebay.errors import ForebayError
+from forebay.formats.http_messages import REQUEST_ID
+from forebay.kit.clock import Clock
+from forebay.kit.ids import IdSource
+from forebay.kit.metrics import MetricsRegistry
+
+__all__ = ["App"]
+
+REQUEST_ID_CHARS_MAX: Final = 128
+"""Longest request id that is taken over; of a longer one, or one with odd characters, a new one is made."""
+_log = logging.getLogger("forebay.broker")
+
+
+class App(Refuser):
+    """The handler of the server."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        router: Router,
+        auth: Auth,
+        *,
+        clock: Clock,
+        ids: IdSource,
+        metrics: MetricsRegistry,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._router = router
+        self._auth = auth
+        self._clock = clock
+        self._ids = ids
+        self._stopping = stopping
+        self._requests = metrics.counter("http.requests", "Requests answered", ("method", "path", "status"))
+        self._seconds = metrics.histogram(
+            "http.request_duration_seconds", "From whole to answered", ("path",)
+        )
+        self._in_flight = metrics.gauge("http.in_flight", "Requests being worked on")
+        self._received = metrics.counter("http.body_bytes_received", "Bytes of bodies")
+        self._sent = metrics.counter("http.body_bytes_sent", "Bytes of answers, without streams")
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer a request. Never raises."""
+        began = self._clock.monotonic()
+        request.request_id = self._name(request.headers.get("x-request-id", ""))
+        self._in_flight.inc()
+        route: Route | None = None
+        try:
+            route, params = self._router.find(request)
+            response = await self._serve(request, route, params)
+        except ForebayError as error:
+            response = error_response(error, request.request_id)
+        except Exception:
+            _log.exception("request %s failed", request.request_id)
+            response = refusal(
+                500,
+                "InternalError",
+                "the broker has a defect",
+                "its log has the details, under this request id",
+                request.request_id,
+            )
+        finally:
+            self._in_flight.dec()
+        response.headers = (*response.headers, (REQUEST_ID, request.request_id))
+        self._count(request, route, response, self._clock.monotonic() - began)
+        return response
+
+    async def _serve(self, request: Request, route: Route, params: dict[str, str]) -> Response:
+        if self._stopping() and not route.open:
+            error = HttpRefusal(503, "Stopping", "the broker is stopping", hint="ask another one")
+            error.headers = (("Retry-After", "1"),)
+            raise error
+        access = await self._auth.access(request, route, params)
+        if route.role is not None and route.role not in self._config.roles:
+            raise HttpRefusal(
+                404, "NotFound", f"this broker has no role {route.role!r}", hint="ask another broker"
+            )
+        return await route.act(Call(request, access, params))
+
+    def _name(self, given: str) -> str:
+        fits = 0 < len(given) <= REQUEST_ID_CHARS_MAX and given.isascii() and given.isprintable()
+        return given if fits else self._ids.ulid()
+
+    def _count(self, request: Request, route: Route | None, response: Response, seconds: float) -> None:
+        path = "unknown" if route is None else route.path
+        method = request.method if route is not None else "any"
+        self._requests.labels(method, path, response.status).inc()
+        self._seconds.labels(path).observe(seconds)
+        self._received.inc(len(request.body))
+        self._sent.inc(len(response.body))
+
+    def refused(self, status: int, kind: str, message: str, hint: str) -> Response:
+        """The answer to a request that was not whole."""
+        request_id = self._ids.ulid()
+        headers: tuple[tuple[str, str], ...] = ((REQUEST_ID, request_id),)
+        if status == 503:
+            headers = (*headers, ("Retry-After", "1"))
+        response = refusal(status, kind, message, hint, request_id, headers)
+        response.close = True
+        self._requests.labels("any", "refused", status).inc()
+        return response

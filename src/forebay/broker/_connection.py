@@ -1,0 +1,443 @@
+"""One connection: bytes in, requests out; answers in, bytes out, in the order of the requests.
+
+httptools parses, this class keeps the books. What it promises, whatever the other side does:
+
+* Answers go out in the order of the requests, though requests that follow each other on the wire
+  (pipelining) are worked on at the same time, up to `PIPELINE_MAX`; then the socket is not read further.
+* A request is handed on only when it is whole, and never when a limit is passed: too long a target, too many
+  headers, too large a body is answered at once, and the connection ends, since what follows on it is unread.
+* Every phase has a deadline: the headers, the body (with a least rate), the pause between requests, and the
+  taking of an answer. The server asks `overdue` about once a second; no timer per connection.
+* A client that does not take its answers is not read from, so it cannot make the broker hold more of them.
+* A client that has shut down its sending side still gets its answers. Handlers that wait learn of it by
+  `gone` and answer with what they have.
+
+A handler never runs inside the parser's callbacks, and its failure never reaches them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Protocol, cast
+
+import httptools
+
+from forebay.broker._http import Gone, Handler, Request, Response, head_bytes
+from forebay.broker._limits import HEADER_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, TARGET_BYTES_MAX, HttpLimits
+
+__all__ = ["Connection", "Host"]
+
+_BODYLESS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LINGER_S = 2.0
+"""Seconds for which the rest of a refused request is read and thrown away."""
+
+
+class Host(Protocol):
+    """What a connection needs of its server."""
+
+    limits: HttpLimits
+    stopping: bool
+
+    def opened(self, connection: Connection) -> bool:
+        """Note a new connection; whether there is room for it."""
+        ...
+
+    def closed(self, connection: Connection) -> None:
+        """Forget a connection."""
+        ...
+
+    def take_body(self, size: int) -> bool:
+        """Reserve bytes for a body; whether there is room."""
+        ...
+
+    def give_body(self, size: int) -> None:
+        """Give them back."""
+        ...
+
+    def refused(self, status: int, kind: str, message: str, hint: str) -> Response:
+        """The answer to a request that was not handed on."""
+        ...
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine that outlives this call."""
+        ...
+
+
+class _Exchange:
+    """A request and its answer."""
+
+    __slots__ = ("body_bytes", "head_only", "keep_alive", "response", "streaming")
+
+    def __init__(self, *, keep_alive: bool, head_only: bool, body_bytes: int) -> None:
+        self.keep_alive = keep_alive
+        self.head_only = head_only
+        self.body_bytes = body_bytes
+        self.response: Response | None = None
+        self.streaming = False
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one connection."""
+
+    def __init__(self, host: Host, handler: Handler) -> None:
+        self._host = host
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._peer = ""
+        self._gone = Gone()
+        self._exchanges: deque[_Exchange] = deque()
+        self._unread = False
+        """There may be bytes of a refused request that nobody reads."""
+        self._refusing = False
+        """Nothing more is read: the last answer is on its way."""
+        self._reading_paused = False
+        self._writable: asyncio.Future[None] | None = None
+        """Set while the client takes no more bytes."""
+        self._eof = False
+        self._deadline: float | None = None
+        """When the present phase is over; None while only handlers are at work."""
+        self._write_deadline: float | None = None
+        self._write_left = 0
+        """Bytes that waited to be sent when `overdue` last looked."""
+        self._lingering = False
+        """The last answer is sent; what still comes is thrown away, so that the client reads it."""
+        self._begin_message()
+
+    # -- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or say that there are too many."""
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._peer = str(peer[0]) if isinstance(peer, tuple) else str(peer or "")
+        self._deadline = self._loop.time() + self._host.limits.head_timeout_ms / 1000
+        if not self._host.opened(self):
+            self._refuse(503, "TooManyConnections", "too many connections are open", "try again later")
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came."""
+        if self._refusing:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "BadRequest", "there is nothing to upgrade to", "leave the Upgrade header out")
+        except httptools.HttpParserError as error:
+            self._refuse(400, "BadRequest", f"this is not HTTP: {error}", "see RFC 9112")
+        self._regulate()
+
+    def eof_received(self) -> bool:
+        """The client sends no more. Keep the connection for the answers that are due."""
+        self._eof = True
+        self._gone.set()
+        if self._in_request:
+            self._refusing = True
+            self._drop_body()
+        return bool(self._exchanges)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Nobody is there any more."""
+        self._gone.set()
+        self._refusing = True
+        self._drop_body()
+        for exchange in self._exchanges:
+            self._host.give_body(exchange.body_bytes)
+        self._exchanges.clear()
+        self.resume_writing()
+        self._host.closed(self)
+
+    def pause_writing(self) -> None:
+        """The client takes no more bytes for now."""
+        if self._writable is None:
+            self._writable = self._loop.create_future()
+            assert self._transport is not None
+            self._write_left = self._transport.get_write_buffer_size()
+            self._write_deadline = self._loop.time() + self._host.limits.write_timeout_ms / 1000
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        waiter, self._writable = self._writable, None
+        self._write_deadline = None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        self._regulate()
+
+    # -- the server's side
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are due."""
+        return bool(self._exchanges)
+
+    def overdue(self, now: float) -> None:
+        """End what takes too long."""
+        transport = self._transport
+        assert transport is not None
+        if self._write_deadline is not None and self._takes_nothing(transport, now):
+            transport.abort()
+            return
+        deadline = self._deadline
+        if self._in_body and deadline is not None:
+            deadline += self._body_bytes / self._host.limits.body_rate_min_bytes
+        if deadline is None or now <= deadline:
+            return
+        if self._refusing or not self._in_request:
+            transport.abort() if self._lingering else transport.close()
+        else:
+            what = "body" if self._in_body else "headers"
+            self._refuse(408, "RequestTimeout", f"the {what} took too long", "send the request faster")
+
+    def _takes_nothing(self, transport: asyncio.Transport, now: float) -> bool:
+        """Whether the client has taken no byte for too long."""
+        left = transport.get_write_buffer_size()
+        if left < self._write_left:
+            self._write_deadline = now + self._host.limits.write_timeout_ms / 1000
+        self._write_left = left
+        return self._write_deadline is not None and now > self._write_deadline
+
+    def stop(self) -> None:
+        """Tell handlers that wait to come to an end; close where nothing is due."""
+        self._gone.set()
+        if not self._exchanges and not self._in_request and self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- the parser's side
+
+    def _begin_message(self) -> None:
+        self._in_request = False
+        self._in_body = False
+        self._target = b""
+        self._headers: dict[str, str] = {}
+        self._header_count = 0
+        self._header_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._reserved = 0
+        self._has_length = False
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        self._begin_message()
+        self._in_request = True
+        self._deadline = self._loop.time() + self._host.limits.head_timeout_ms / 1000
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        self._target += url
+        if len(self._target) > TARGET_BYTES_MAX:
+            self._refuse(
+                414, "LimitExceeded", f"TARGET_BYTES_MAX: the limit is {TARGET_BYTES_MAX}", "use a body"
+            )
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._header_count += 1
+        self._header_bytes += len(name) + len(value)
+        if self._header_count > HEADERS_MAX or self._header_bytes > HEADER_BYTES_MAX:
+            which = "HEADERS_MAX" if self._header_count > HEADERS_MAX else "HEADER_BYTES_MAX"
+            self._refuse(431, "LimitExceeded", f"{which}: the headers are too many or too long", "send fewer")
+            return
+        key = name.decode("latin-1").lower()
+        text = value.decode("latin-1").strip()
+        self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
+
+    def on_headers_complete(self) -> None:
+        """Look at the length before any of the body."""
+        if self._refusing:
+            return
+        headers, limits = self._headers, self._host.limits
+        length = headers.get("content-length")
+        self._has_length = length is not None or "transfer-encoding" in headers
+        self._in_body = True
+        self._deadline = self._loop.time() + limits.body_timeout_ms / 1000
+        if length is not None:
+            if not (length.isascii() and length.isdecimal()):
+                self._refuse(400, "BadRequest", "Content-Length is no number", "send one, or chunks")
+                return
+            if int(length[:20]) > limits.body_max_bytes:
+                self._too_large(int(length[:20]))
+                return
+            self._reserve(int(length))
+        if headers.get("expect", "").lower() == "100-continue" and not self._refusing:
+            assert self._transport is not None
+            if not self._exchanges:
+                self._transport.write(_CONTINUE)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        if self._refusing:
+            return
+        self._body.append(body)
+        self._body_bytes += len(body)
+        if self._body_bytes > self._host.limits.body_max_bytes:
+            self._too_large(self._body_bytes)
+        elif self._body_bytes > self._reserved:
+            self._reserve(self._body_bytes - self._reserved)
+
+    def on_message_complete(self) -> None:
+        """The request is whole: hand it on."""
+        if self._refusing:
+            return
+        method = self._parser.get_method()
+        request = Request(
+            method.decode("latin-1"),
+            self._target.decode("latin-1"),
+            self._headers,
+            self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            self._peer,
+            self._has_length or method in _BODYLESS,
+            self._gone,
+        )
+        exchange = _Exchange(
+            keep_alive=self._parser.should_keep_alive() and not self._eof,
+            head_only=method == b"HEAD",
+            body_bytes=self._reserved,
+        )
+        self._exchanges.append(exchange)
+        self._begin_message()
+        self._deadline = None
+        self._host.run(self._work(request, exchange))
+
+    # -- answers
+
+    async def _work(self, request: Request, exchange: _Exchange) -> None:
+        exchange.response = await self._handler(request)
+        self._send_ready()
+
+    def _send_ready(self) -> None:
+        """Send the answers whose turn it is."""
+        while self._exchanges and (response := self._exchanges[0].response) is not None:
+            exchange = self._exchanges[0]
+            if exchange.streaming:
+                return
+            last = self._ends(exchange, response)
+            if response.stream is not None:
+                exchange.streaming = True
+                self._host.run(self._send_stream(exchange, response))
+                return
+            self._write(response, close=last, head_only=exchange.head_only)
+            self._finish(exchange, last)
+
+    def _ends(self, exchange: _Exchange, response: Response) -> bool:
+        alone = len(self._exchanges) == 1
+        return (
+            response.close
+            or not exchange.keep_alive
+            or (alone and (self._refusing or self._host.stopping or self._eof))
+        )
+
+    def _write(self, response: Response, *, close: bool, head_only: bool) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        head = head_bytes(response, close=close, chunked=False)
+        if head_only or not response.body:
+            transport.write(head)
+        else:
+            transport.writelines([head, response.body])
+
+    async def _send_stream(self, exchange: _Exchange, response: Response) -> None:
+        transport = self._transport
+        assert transport is not None and response.stream is not None
+        # Without chunks the end of the stream is the end of the connection: so for old clients, too.
+        transport.write(head_bytes(response, close=True, chunked=True))
+        try:
+            async for piece in response.stream:
+                if transport.is_closing():
+                    break
+                if piece:
+                    transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                if self._writable is not None:
+                    await self._writable
+        finally:
+            await response.stream.aclose()
+            if not transport.is_closing():
+                transport.write(b"0\r\n\r\n")
+            self._finish(exchange, True)
+
+    def _finish(self, exchange: _Exchange, last: bool) -> None:
+        if self._exchanges and self._exchanges[0] is exchange:
+            self._exchanges.popleft()
+            self._host.give_body(exchange.body_bytes)
+        if last:
+            self._end()
+        elif not self._exchanges and not self._in_request:
+            self._deadline = self._loop.time() + self._host.limits.idle_timeout_ms / 1000
+        self._regulate()
+
+    def _end(self) -> None:
+        transport, unread = self._transport, self._unread
+        self._refusing = True
+        if transport is None or transport.is_closing():
+            return
+        if unread and not self._eof and transport.can_write_eof():
+            # Closing now would reset the connection under the feet of a client that is sending still, and
+            # the answer would be lost with it.
+            self._lingering = True
+            self._deadline = self._loop.time() + LINGER_S
+            transport.write_eof()
+        else:
+            transport.close()
+
+    # -- refusing and regulating
+
+    def _too_large(self, size: int) -> None:
+        limit = self._host.limits.body_max_bytes
+        self._refuse(
+            413,
+            "LimitExceeded",
+            f"body_max_bytes: {size:,} is over the limit of {limit:,}",
+            "send less at once",
+        )
+
+    def _reserve(self, size: int) -> None:
+        if self._host.take_body(size):
+            self._reserved += size
+        else:
+            self._refuse(
+                503,
+                "BackPressureRejected",
+                "bodies_max_bytes: too many bytes of requests are under way",
+                "wait for earlier answers",
+            )
+
+    def _drop_body(self) -> None:
+        self._host.give_body(self._reserved)
+        self._reserved = 0
+        self._body = []
+        self._in_request = self._in_body = False
+
+    def _refuse(self, status: int, kind: str, message: str, hint: str) -> None:
+        """Answer without a handler and read no further."""
+        if self._refusing:
+            return
+        self._refusing = self._unread = True
+        self._drop_body()
+        exchange = _Exchange(keep_alive=False, head_only=False, body_bytes=0)
+        exchange.response = self._host.refused(status, kind, message, hint)
+        self._exchanges.append(exchange)
+        self._deadline = None
+        self._loop.call_soon(self._send_ready)
+
+    def _regulate(self) -> None:
+        """Read while there is room for more requests and the client takes its answers."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        pause = len(self._exchanges) >= PIPELINE_MAX or self._writable is not None
+        if pause and not self._reading_paused:
+            transport.pause_reading()
+        elif not pause and self._reading_paused:
+            transport.resume_reading()
+        self._reading_paused = pause

@@ -1,0 +1,232 @@
+"""POST /produce: batches for many partitions in, an answer for each out.
+
+    body -> groups -> one call of the producer -> tickets -> results
+
+Everything up to the call of the producer happens without an await, so requests that come one after the other
+on a connection are appended in that order. Records stay columns all the way: strings of JSON become one Arrow
+array, a ready frame is checked and passed on as it is.
+
+A request is taken or refused as a whole where it meets back-pressure; after that every batch has its own end.
+A batch that is not answered in time has an unknown outcome, and its answer says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from forebay.broker._bodies import (
+    decode_json,
+    decode_msgpack,
+    given,
+    integer_query,
+    json_response,
+    packed_response,
+)
+from forebay.broker._engines import Engines
+from forebay.broker._errors import RETRY_AFTER_S, BadRequest, type_of
+from forebay.broker._http import Request, Response
+from forebay.broker._produce_columns import (
+    Columns,
+    arrow_columns,
+    frame_columns,
+    json_columns,
+    packed_columns,
+)
+from forebay.broker._routes import Action, Call
+from forebay.errors import Backpressure, ForebayError, FormatError, LimitExceeded, OutcomeUnknown, UsageError
+from forebay.formats.http_messages import (
+    ARROW,
+    BACKPRESSURE,
+    JSON,
+    MSGPACK,
+    ProducePartition,
+    ProducePartitionPacked,
+    ProduceRequest,
+    ProduceRequestPacked,
+    ProduceResponse,
+    ProduceResult,
+)
+from forebay.kit.batcher import Ticket
+from forebay.log import AppendGroup, AppendResult
+
+__all__ = ["Produce"]
+
+SEQUENCE_MAX: Final = 1 << 62
+"""Highest sequence or epoch that a query string may name."""
+
+
+class Produce:
+    """The handler."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self._limits = engines.config.limits
+        self._timeout_s = engines.config.produce_timeout_ms / 1000
+        metrics = engines.metrics
+        self._records = metrics.counter("produce.records", "Records acknowledged")
+        self._bytes = metrics.counter("produce.bytes", "Bytes of records acknowledged, in memory")
+        batches = metrics.counter("produce.batches", "Batches answered, by outcome", ("outcome",))
+        self._outcomes = {
+            name: batches.labels(name) for name in ("ok", "duplicate", "backpressure", "refused", "unknown")
+        }
+
+    async def __call__(self, call: Call) -> Response:
+        """Append and answer."""
+        request = call.request
+        kind = given(request, JSON, MSGPACK, ARROW)
+        groups = self._groups(kind, request)
+        for group in groups:
+            call.access.check(Action.APPEND, group.topic)
+        try:
+            tickets = self._engines.producer.append_nowait(groups)
+        except Backpressure as error:
+            outcomes: Sequence[AppendResult | ForebayError] = [error] * len(groups)
+        else:
+            outcomes = await self._answers(tickets)
+        return self._response(groups, outcomes, packed=kind == MSGPACK)
+
+    # -- in
+
+    def _groups(self, kind: str, request: Request) -> list[AppendGroup]:
+        limits = self._limits
+        try:
+            if kind == JSON:
+                batches: Sequence[ProducePartition | ProducePartitionPacked]
+                batches = decode_json(request.body, ProduceRequest).topic_partitions
+            elif kind == MSGPACK:
+                batches = decode_msgpack(request.body, ProduceRequestPacked).topic_partitions
+            else:
+                return [self._arrow_group(request)]
+            if len(batches) > limits.partitions_max:
+                raise LimitExceeded("partitions_max", limit=limits.partitions_max, actual=len(batches))
+            left = limits.records_max
+            groups = []
+            for batch in batches:
+                columns = self._columns(batch, left)
+                left -= columns.count
+                groups.append(_group(batch, columns))
+            return groups
+        except (FormatError, LimitExceeded, pa.ArrowException) as error:
+            raise BadRequest(f"the records cannot be taken: {error}") from None
+
+    def _columns(self, batch: ProducePartition | ProducePartitionPacked, left: int) -> Columns:
+        limits = self._limits
+        if isinstance(batch, ProducePartition):
+            columns = json_columns(batch)
+        elif batch.frame is not None:
+            columns = frame_columns(batch, bytes_max=limits.body_max_bytes)
+        else:
+            columns = packed_columns(batch)
+        columns.check(limits.record_max_bytes, left, limits.records_max)
+        return columns
+
+    def _arrow_group(self, request: Request) -> AppendGroup:
+        query = request.query
+        topic = query.get("topic", "")
+        partition = integer_query(request, "partition", low=0, high=99_999)
+        if not topic or partition is None:
+            raise BadRequest("the query names no topic or no partition", hint="/produce?topic=T&partition=N")
+        columns = arrow_columns(request.body, bytes_max=self._limits.body_max_bytes)
+        columns.check(self._limits.record_max_bytes, self._limits.records_max, self._limits.records_max)
+        return AppendGroup(
+            topic,
+            partition,
+            columns.batch,
+            query.get("producer_id"),
+            integer_query(request, "sequence", low=0, high=SEQUENCE_MAX),
+            integer_query(request, "epoch", low=0, high=SEQUENCE_MAX),
+        )
+
+    # -- out
+
+    async def _answers(self, tickets: Sequence[Ticket[AppendResult]]) -> list[AppendResult | ForebayError]:
+        done, late = await asyncio.wait(tickets, timeout=self._timeout_s)
+        if late:
+            # The append goes on, and whoever repeats it with its producer id learns its end.
+            for ticket in late:
+                ticket.add_done_callback(_look)
+        return [_answer(ticket) if ticket in done else _too_late(self._timeout_s) for ticket in tickets]
+
+    def _response(
+        self,
+        groups: Sequence[AppendGroup],
+        outcomes: Sequence[AppendResult | ForebayError],
+        *,
+        packed: bool,
+    ) -> Response:
+        results = [self._result(group, outcome) for group, outcome in zip(groups, outcomes, strict=True)]
+        errors = sum(not result.ok for result in results)
+        message = ProduceResponse(results, len(results) - errors, errors)
+        status = 409 if errors else 200
+        if errors and all(result.error_type == BACKPRESSURE for result in results):
+            status = 503
+        response = packed_response(message, status) if packed else json_response(message, status)
+        if status == 503:
+            response.headers = (("Retry-After", str(RETRY_AFTER_S)),)
+        return response
+
+    def _result(self, group: AppendGroup, outcome: AppendResult | ForebayError) -> ProduceResult:
+        if isinstance(outcome, ForebayError):
+            return self._failed(group, outcome)
+        if outcome.duplicate:
+            self._outcomes["duplicate"].inc()
+        else:
+            self._outcomes["ok"].inc()
+            self._records.inc(outcome.count)
+            self._bytes.inc(group.size_bytes)
+        return ProduceResult(
+            topic=outcome.topic,
+            partition=outcome.partition,
+            ok=True,
+            start_offset=outcome.start_offset,
+            end_offset=outcome.end_offset,
+            count=outcome.count,
+            index_key=outcome.index_key,
+            wal_uri=outcome.wal_uri,
+            duplicate=outcome.duplicate,
+        )
+
+    def _failed(self, group: AppendGroup, error: ForebayError) -> ProduceResult:
+        if isinstance(error, Backpressure):
+            self._outcomes["backpressure"].inc()
+        else:
+            self._outcomes["unknown" if isinstance(error, OutcomeUnknown) else "refused"].inc()
+        return ProduceResult(
+            topic=group.topic,
+            partition=group.partition,
+            ok=False,
+            error_type=type_of(error),
+            error=error.message,
+            hint=error.hint or None,
+        )
+
+
+def _group(batch: ProducePartition | ProducePartitionPacked, columns: Columns) -> AppendGroup:
+    if (batch.producer_id is None) != (batch.sequence is None):
+        raise UsageError("a producer_id and a sequence belong together", hint="send both or none")
+    return AppendGroup(
+        batch.topic, batch.partition, columns.batch, batch.producer_id, batch.sequence, batch.epoch
+    )
+
+
+def _answer(ticket: Ticket[AppendResult]) -> AppendResult | ForebayError:
+    if ticket.cancelled():
+        return OutcomeUnknown("append", reason="the broker was stopped")
+    error = ticket.exception()
+    if error is None:
+        return ticket.result()
+    return error if isinstance(error, ForebayError) else OutcomeUnknown("append", reason=repr(error))
+
+
+def _too_late(timeout_s: float) -> OutcomeUnknown:
+    return OutcomeUnknown("append", reason=f"it was not durable after {timeout_s:g} s")
+
+
+def _look(ticket: Ticket[AppendResult]) -> None:
+    """Nobody waits any more: the error, if any, has been told as an unknown outcome."""
+    if not ticket.cancelled():
+        ticket.exception()

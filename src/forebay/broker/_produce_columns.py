@@ -1,0 +1,208 @@
+"""From the forms that a body may have to the columns of a batch, without a Python object per record.
+
+JSON has strings and `{"base64": ...}`. The common case, strings only, is one call of Arrow; a list with bytes
+in it goes through a list of bytes. A frame is checked by the format's own decoder, after a look at how large
+it says to be: a few bytes of compressed zeros must not become gigabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.broker._errors import BadRequest
+from forebay.errors import LimitExceeded
+from forebay.formats import bytes_batch
+from forebay.formats.bytes_batch import HEADERS_TYPE, BytesBatch
+from forebay.formats.http_messages import (
+    Base64,
+    ProducePartition,
+    ProducePartitionPacked,
+    TextOrBytes,
+)
+
+__all__ = ["Columns", "arrow_columns", "frame_columns", "json_columns", "packed_columns"]
+
+ARROW_COLUMNS = {"value", "key", "timestamp", "headers"}
+ARROW_BATCHES_MAX = 10_000
+"""Record batches of one Arrow stream."""
+
+
+@dataclass(slots=True, eq=False)
+class Columns:
+    """A batch, before it is known to be within the limits."""
+
+    batch: BytesBatch
+
+    @property
+    def count(self) -> int:
+        """Records."""
+        return len(self.batch)
+
+    def check(self, record_max_bytes: int, left: int, records_max: int) -> None:
+        """Raise `LimitExceeded` where there are too many records, or one is too large."""
+        if self.count > left:
+            actual = records_max - left + self.count
+            raise LimitExceeded("records_max", limit=records_max, actual=actual, hint="send fewer at once")
+        for column in (self.batch.values, self.batch.keys):
+            if column is not None and column.nbytes > record_max_bytes:
+                _check_longest(column, record_max_bytes)
+
+
+def _check_longest(column: pa.BinaryArray, most: int) -> None:
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    longest = int(np.diff(offsets).max())
+    if longest > most:
+        raise LimitExceeded("record_max_bytes", limit=most, actual=longest, hint="put it into an object")
+
+
+# -- JSON
+
+
+def json_columns(batch: ProducePartition) -> Columns:
+    """The records of a JSON batch."""
+    _same_length(batch)
+    return Columns(
+        BytesBatch(
+            _texts(batch.records),
+            None if batch.keys is None else _texts(batch.keys),
+            _times(batch.timestamps_ms),
+            None if batch.headers is None else _headers([_pairs(row) for row in batch.headers]),
+        )
+    )
+
+
+def _texts(values: Sequence[TextOrBytes | None]) -> pa.BinaryArray:
+    try:
+        return pa.array(values, pa.string()).view(pa.binary())
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        return pa.array([_bytes(value) for value in values], pa.binary())
+
+
+def _bytes(value: TextOrBytes | None) -> bytes | None:
+    if isinstance(value, str):
+        return value.encode()
+    return value.base64 if isinstance(value, Base64) else None
+
+
+def _pairs(row: Sequence[tuple[str, TextOrBytes | None]] | None) -> list[tuple[str, bytes | None]] | None:
+    return None if row is None else [(name, _bytes(value)) for name, value in row]
+
+
+# -- msgpack
+
+
+def packed_columns(batch: ProducePartitionPacked) -> Columns:
+    """The records of a msgpack batch."""
+    if batch.records is None:
+        raise BadRequest("a batch has neither records nor a frame", hint="send one of them")
+    _same_length(batch)
+    rows = batch.headers
+    return Columns(
+        BytesBatch(
+            pa.array(batch.records, pa.binary()),
+            None if batch.keys is None else pa.array(batch.keys, pa.binary()),
+            _times(batch.timestamps_ms),
+            None if rows is None else _headers(rows),
+        )
+    )
+
+
+def frame_columns(batch: ProducePartitionPacked, *, bytes_max: int) -> Columns:
+    """The records of a ready frame."""
+    frame = batch.frame
+    assert frame is not None
+    if batch.records is not None or batch.keys or batch.timestamps_ms or batch.headers:
+        raise BadRequest("a batch has a frame and other columns", hint="the frame brings its own")
+    # Bytes 12 to 16 say how large the body is before compression; see the layout of the format.
+    inside = int.from_bytes(frame[12:16], "little")
+    if inside > bytes_max:
+        raise LimitExceeded("body_max_bytes", limit=bytes_max, actual=inside, hint="send smaller frames")
+    return Columns(bytes_batch.decode(frame))
+
+
+# -- Arrow
+
+
+def arrow_columns(body: bytes, *, bytes_max: int) -> Columns:
+    """The records of an Arrow stream: `value`, and `key`, `timestamp`, `headers` where they are there."""
+    try:
+        with pa.ipc.open_stream(body) as reader:
+            _check_schema(reader.schema)
+            batches = []
+            size = 0
+            for batch in reader:
+                batch.validate(full=True)
+                batches.append(batch)
+                size += batch.nbytes
+                if size > bytes_max:
+                    raise LimitExceeded("body_max_bytes", limit=bytes_max, actual=size, hint="send less")
+                if len(batches) > ARROW_BATCHES_MAX:
+                    raise LimitExceeded(
+                        "ARROW_BATCHES_MAX", limit=ARROW_BATCHES_MAX, actual=len(batches), hint="send fewer"
+                    )
+            table = pa.Table.from_batches(batches, reader.schema)
+            return Columns(_from_table(table))
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise BadRequest(f"this is no Arrow stream of records: {error}") from None
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    unknown = set(schema.names) - ARROW_COLUMNS
+    if "value" not in schema.names or unknown or len(set(schema.names)) < len(schema.names):
+        raise BadRequest(
+            f"the columns are {', '.join(schema.names)[:200]}",
+            hint="value, and where you like key, timestamp, headers",
+        )
+
+
+def _from_table(table: pa.Table) -> BytesBatch:
+    if not table.num_rows:
+        raise BadRequest("there are no records", hint="send at least one")
+    values = _column(table, "value", pa.binary())
+    assert values is not None
+    if values.null_count:
+        raise BadRequest("a value is null", hint="an empty record is an empty value")
+    times = _column(table, "timestamp", None)
+    if times is not None:
+        if times.null_count:
+            raise BadRequest("a timestamp is null", hint="leave the column out, or give every record one")
+        times = times.cast(pa.int64() if pa.types.is_integer(times.type) else pa.timestamp("ms", tz="UTC"))
+    return BytesBatch(
+        values,
+        _column(table, "key", pa.binary()),
+        None if times is None else times.cast(pa.int64()).to_numpy(),
+        _column(table, "headers", HEADERS_TYPE),
+    )
+
+
+def _column(table: pa.Table, name: str, kind: pa.DataType | None) -> pa.Array | None:
+    if name not in table.column_names:
+        return None
+    column = table[name].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+    return column if kind is None or column.type == kind else column.cast(kind)
+
+
+# -- shared
+
+
+def _same_length(batch: ProducePartition | ProducePartitionPacked) -> None:
+    count = len(batch.records or ())
+    for name in ("keys", "timestamps_ms", "headers"):
+        column = getattr(batch, name)
+        if column is not None and len(column) != count:
+            raise BadRequest(f"{len(column)} {name} for {count} records", hint="send one per record")
+
+
+def _times(times: Sequence[int] | None) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
+    return None if times is None else np.asarray(times, np.int64)
+
+
+def _headers(rows: Sequence[Sequence[tuple[str, bytes | memoryview | None]] | None]) -> pa.ListArray:
+    structs = [None if not row else [{"key": name, "value": value} for name, value in row] for row in rows]
+    return pa.array(structs, HEADERS_TYPE)

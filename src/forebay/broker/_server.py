@@ -1,0 +1,145 @@
+"""The listener: sockets, connections, what they hold together, and how they end.
+
+`stop` has three steps, each bounded by what is left of one timeout: no new connections; handlers that wait
+are told, everything under way is answered; what is left is cut off. A request that was accepted is answered
+unless the time is up, and an unanswered one was never promised anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Coroutine
+from typing import Any
+
+from forebay.broker._connection import Connection
+from forebay.broker._http import Handler, Response
+from forebay.broker._limits import HttpLimits
+from forebay.errors import Unavailable, UsageError
+from forebay.kit.clock import Clock
+
+__all__ = ["HttpServer", "Refuser"]
+
+SWEEP_S = 1.0
+"""Seconds between two looks for connections that are overdue; less where a timeout is shorter."""
+BACKLOG = 1_024
+
+
+class Refuser:
+    """Makes the answers to requests that no handler saw."""
+
+    def refused(self, status: int, kind: str, message: str, hint: str) -> Response:
+        """An error as the broker writes them."""
+        raise NotImplementedError
+
+
+class HttpServer:
+    """Serves one handler on one address."""
+
+    def __init__(self, handler: Handler, refuser: Refuser, *, clock: Clock, limits: HttpLimits) -> None:
+        self.limits = limits
+        self.stopping = False
+        self.connections: set[Connection] = set()
+        self.body_bytes = 0
+        """Bytes reserved for bodies."""
+        self._handler = handler
+        self._refuser = refuser
+        self._clock = clock
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._idle: asyncio.Future[None] | None = None
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
+        """Listen; the address that was bound."""
+        loop = asyncio.get_running_loop()
+        options: dict[str, Any] = {}
+        if tls is not None:
+            options = {"ssl": tls, "ssl_handshake_timeout": self.limits.head_timeout_ms / 1000}
+        try:
+            self._server = await loop.create_server(
+                lambda: Connection(self, self._handler), host, port, backlog=BACKLOG, **options
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"cannot listen on {host}:{port}: {error.strerror or error}",
+                hint="another process may have the port; choose one with --port",
+            ) from error
+        except OverflowError as error:
+            raise UsageError(f"port {port}", hint="a port is a number from 0 to 65535") from error
+        self._sweeper = loop.create_task(self._sweep(), name="forebay http sweep")
+        bound = self._server.sockets[0].getsockname()
+        return str(bound[0]), int(bound[1])
+
+    async def close_listener(self) -> None:
+        """Take no new connections; tell handlers that wait, close what is idle."""
+        self.stopping = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.stop()
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Answer what is under way, then end everything; whether all was answered in time."""
+        await self.close_listener()
+        if self.connections:
+            self._idle = asyncio.get_running_loop().create_future()
+            timer = asyncio.get_running_loop().create_task(self._clock.sleep(timeout_s))
+            await asyncio.wait([self._idle, timer], return_when=asyncio.FIRST_COMPLETED)
+            timer.cancel()
+        in_time = not any(connection.busy for connection in self.connections)
+        for connection in list(self.connections):
+            connection.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return in_time
+
+    # -- what connections ask for
+
+    def opened(self, connection: Connection) -> bool:
+        """Note a new connection; whether there is room for it."""
+        self.connections.add(connection)
+        return len(self.connections) <= self.limits.connections_max
+
+    def closed(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self.connections.discard(connection)
+        if not self.connections and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def take_body(self, size: int) -> bool:
+        """Reserve bytes for a body; whether there is room."""
+        if self.body_bytes + size > self.limits.bodies_max_bytes:
+            return False
+        self.body_bytes += size
+        return True
+
+    def give_body(self, size: int) -> None:
+        """Give them back."""
+        self.body_bytes -= size
+
+    def refused(self, status: int, kind: str, message: str, hint: str) -> Response:
+        """The answer to a request that was not handed on."""
+        return self._refuser.refused(status, kind, message, hint)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine; it is ended with the server."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _sweep(self) -> None:
+        limits = self.limits
+        shortest_ms = min(
+            limits.head_timeout_ms, limits.body_timeout_ms, limits.idle_timeout_ms, limits.write_timeout_ms
+        )
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._clock.sleep(min(SWEEP_S, shortest_ms / 4000))
+            now = loop.time()
+            for connection in list(self.connections):
+                connection.overdue(now)

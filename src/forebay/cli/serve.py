@@ -1,0 +1,242 @@
+"""`forebay serve`: the broker as a process.
+
+It prints one line with its address when it is ready, and ends with exit code 0 on SIGTERM or SIGINT, once
+everything that was accepted is durable and answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import ssl
+import sys
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.cli import _output as out
+from forebay.cli._deployment import Deployment, deployment_options
+from forebay.cli._options import CommandGroup
+from forebay.errors import Unsupported, UsageError
+from forebay.kit.clock import SystemClock
+from forebay.kit.ids import IdSource
+from forebay.kit.limits import parse_bytes
+from forebay.kit.metrics import MetricsRegistry
+
+if TYPE_CHECKING:
+    from forebay._connect import Parts
+    from forebay.broker import BrokerConfig
+
+__all__ = ["app"]
+
+app = CommandGroup(help="Serve the log over HTTP.")
+
+SCENARIO_PREFIX = "FOREBAY_LOADTEST_"
+"""Environment variables that a load test sets for its brokers, shown in their metrics."""
+
+
+@app.command("serve")
+@deployment_options
+def serve(  # noqa: PLR0913, PLR0917 - every option is one setting
+    deployment: Deployment,
+    host: Annotated[str, typer.Option("--host", metavar="H", help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="P", min=0, max=65535, help="Port to bind; 0: any free one.")
+    ] = 8080,
+    broker_id: Annotated[
+        str, typer.Option("--broker-id", metavar="NAME", help="Name of this broker.")
+    ] = "broker-1",
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="write, read or both.")] = "both",
+    batch_max_bytes: Annotated[
+        str, typer.Option("--batch-max-bytes", metavar="SIZE", help="Size at which a batch is flushed.")
+    ] = "4MiB",
+    batch_max_delay_ms: Annotated[
+        int,
+        typer.Option("--batch-max-delay-ms", metavar="MS", min=0, help="Longest wait of a batch."),
+    ] = 100,
+    pending_max_bytes: Annotated[
+        str,
+        typer.Option(
+            "--pending-max-bytes", metavar="SIZE", help="Bytes not yet durable at which requests are refused."
+        ),
+    ] = "128MiB",
+    body_max_bytes: Annotated[
+        str, typer.Option("--body-max-bytes", metavar="SIZE", help="Largest request body.")
+    ] = "32MiB",
+    codec: Annotated[
+        str, typer.Option("--codec", metavar="NAME", help="Compression of records: none or zstd.")
+    ] = "none",
+    auto_create: Annotated[
+        bool, typer.Option("--auto-create/--no-auto-create", help="Whether an append creates its topic.")
+    ] = True,
+    tail_cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--tail-cache-dir",
+            metavar="DIR",
+            help="Directory that brokers of this machine share for the newest records.",
+            show_default=False,
+        ),
+    ] = None,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Run compaction, retention and vacuum in here too.")
+    ] = False,
+    require_tokens: Annotated[
+        bool, typer.Option("--require-tokens", help="Demand tokens on loopback too.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve everybody without tokens, on any address.")
+    ] = False,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.", show_default=False),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.", show_default=False),
+    ] = None,
+    tls_self_signed: Annotated[
+        bool, typer.Option("--tls-self-signed", help="Make a certificate, for development.")
+    ] = False,
+    stop_timeout_ms: Annotated[
+        int,
+        typer.Option("--stop-timeout-ms", metavar="MS", min=0, help="Time a stop gives to requests."),
+    ] = 10_000,
+) -> None:
+    """Serve until SIGTERM. Prints one line with its address when it is ready."""
+    _installed()
+    from forebay.broker import BrokerConfig, HttpLimits
+    from forebay.log import ProducerConfig, WriterConfig
+
+    if codec not in ("none", "zstd"):
+        raise UsageError(f"codec {codec!r}", hint="none or zstd")
+    body_bytes = parse_bytes(body_max_bytes)
+    config = BrokerConfig(
+        broker_id=broker_id,
+        host=host,
+        port=port,
+        roles=_roles(role),
+        producer=ProducerConfig(
+            batch_max_bytes=parse_bytes(batch_max_bytes),
+            batch_max_delay_ms=batch_max_delay_ms,
+            pending_max_bytes=parse_bytes(pending_max_bytes),
+        ),
+        writer=WriterConfig(auto_create=auto_create, codec="zstd" if codec == "zstd" else "none"),
+        tail_cache_dir=tail_cache_dir,
+        limits=HttpLimits(body_max_bytes=body_bytes, bodies_max_bytes=max(8 * body_bytes, 256 << 20)),
+        stop_timeout_ms=stop_timeout_ms,
+        require_tokens=require_tokens,
+        insecure=insecure,
+        compact=compact,
+        scenario=_scenario(),
+    )
+    # What is wrong with the deployment is wrong usage, and told before anything is started.
+    deployment.store_url, deployment.coordinator_url  # noqa: B018 - they raise
+    with contextlib.ExitStack() as stack:
+        tls = _tls(stack, deployment, host, tls_cert, tls_key, tls_self_signed)
+        _run(_serve(deployment, config, tls))
+
+
+def _installed() -> None:
+    try:
+        import httptools  # noqa: F401
+    except ImportError as error:
+        raise Unsupported(
+            "the parts of the broker are not installed", hint="pip install 'forebay[broker]'"
+        ) from error
+
+
+def _roles(role: str) -> Any:
+    roles = {"both": ("write", "read"), "write": ("write",), "read": ("read",)}
+    if role not in roles:
+        raise UsageError(f"role {role!r}", hint="write, read or both")
+    return roles[role]
+
+
+def _scenario() -> dict[str, str]:
+    found = {
+        name.removeprefix(SCENARIO_PREFIX).lower(): value
+        for name, value in os.environ.items()
+        if name.startswith(SCENARIO_PREFIX)
+    }
+    return {name: value for name, value in found.items() if name.isidentifier()}
+
+
+def _tls(
+    stack: contextlib.ExitStack,
+    deployment: Deployment,
+    host: str,
+    certificate: Path | None,
+    key: Path | None,
+    self_made: bool,
+) -> ssl.SSLContext | None:
+    from forebay.broker import self_signed, server_tls
+
+    if (certificate is None) != (key is None):
+        raise UsageError("--tls-cert and --tls-key belong together", hint="give both")
+    if certificate is not None and key is not None:
+        if self_made:
+            raise UsageError("--tls-cert and --tls-self-signed exclude each other", hint="give one of them")
+        return server_tls(certificate, key)
+    if not self_made:
+        return None
+    if deployment.data is not None:
+        folder = deployment.data.absolute() / ".forebay" / "tls"
+    else:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-tls-")))
+    files = self_signed(folder, host)
+    sys.stderr.write(f"made a certificate for development: {files[0]}\n")
+    return server_tls(*files)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run on uvloop where it is installed: it serves about twice as many requests."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(work)
+        return
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
+
+
+async def _serve(deployment: Deployment, config: BrokerConfig, tls: ssl.SSLContext | None) -> None:
+    from forebay.broker import Broker
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    broker = Broker(_parts(deployment), config)
+    await broker.start(tls)
+    try:
+        if config.needs_tokens and tls is None:
+            sys.stderr.write("warning: tokens travel unprotected without --tls-cert or a TLS proxy\n")
+        if out.is_json():
+            out.document({"url": broker.url, "broker_id": config.broker_id, "roles": list(config.roles)})
+        else:
+            out.line(f"forebay broker {config.broker_id} ({'+'.join(config.roles)}) on {broker.url}")
+        sys.stdout.flush()
+        await stop.wait()
+    finally:
+        await broker.stop()
+
+
+def _parts(deployment: Deployment) -> Parts:
+    from forebay._connect import Parts
+
+    clock = SystemClock()
+    return Parts(
+        deployment.open_store(),
+        deployment.open_coordinator(),
+        clock,
+        IdSource(clock),
+        random.SystemRandom(),
+        MetricsRegistry(),
+    )
