@@ -1,0 +1,216 @@
+"""`forebay spark`: exports to tables, and the work of one machine spread over many.
+
+Every command does what its local namesake does, by the same code; Spark only says where. With --local the
+same tasks run on threads of this process, and neither Spark nor Java is needed.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.cli import _output as out
+from forebay.cli._deployment import Deployment, deployment_options
+from forebay.cli._options import CommandGroup
+from forebay.errors import UsageError
+from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from forebay.spark.export import ExportConfig, ExportReport
+
+__all__ = ["app"]
+
+app = CommandGroup(help="Exports to tables, and jobs that leave one machine.")
+
+Local = Annotated[bool, typer.Option("--local", help="On threads of this process, without Spark.")]
+Master = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Spark master; else all cores here.", show_default=False),
+]
+
+
+@contextmanager
+def spark_of(*, local: bool, master: str | None) -> Iterator[SparkSession | None]:
+    """A session, or None where none is wanted. It is stopped at the end."""
+    if local:
+        if master is not None:
+            raise UsageError("--local and --master exclude each other", hint="leave one of them out")
+        yield None
+        return
+    from forebay.spark import session
+
+    conf: dict[str, Any] = {} if master is None else {"spark.master": master}
+    spark = session("forebay-cli", **conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@app.command("export")
+@deployment_options
+def export(  # noqa: PLR0913, PLR0917 - a command's options
+    deployment: Deployment,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="TOPIC[,TOPIC...], buffer:MANIFEST or stream:NAME.")
+    ],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="TABLE", help="delta:PATH, parquet:PATH or iceberg:CATALOG/NAME."),
+    ],
+    format_: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="What values are: raw, json, avro or arrow.")
+    ] = "raw",
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema",
+            metavar="TEXT|FILE",
+            help="Columns, as `id long, at timestamp`, or a file with them; for Avro an .avsc file.",
+            show_default=False,
+        ),
+    ] = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            "--partition-by", metavar="A,B", help="Columns, date, date(COLUMN).", show_default=False
+        ),
+    ] = None,
+    dead_letter: Annotated[
+        str | None,
+        typer.Option(
+            "--dead-letter",
+            metavar="PLACE",
+            help="topic:NAME or a table, for bad records.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of this export.")] = "forebay",
+    start: Annotated[
+        str, typer.Option("--from", metavar="END", help="earliest or latest, for what is new to the table.")
+    ] = "earliest",
+    new_columns: Annotated[
+        str, typer.Option("--new-columns", metavar="add|ignore", help="Fields that the table lacks.")
+    ] = "add",
+    on_data_loss: Annotated[
+        str, typer.Option("--on-data-loss", metavar="fail|skip", help="Records trimmed before their export.")
+    ] = "fail",
+    acknowledge: Annotated[
+        bool, typer.Option("--acknowledge", help="Acknowledge a buffer's batches after the commit.")
+    ] = False,
+    continuous: Annotated[bool, typer.Option("--continuous", help="Until SIGTERM or Ctrl-C.")] = False,
+    interval: Annotated[
+        str, typer.Option("--interval", metavar="TIME", help="Pause between rounds, with --continuous.")
+    ] = "10s",
+    task_bytes: Annotated[
+        str | None,
+        typer.Option("--task-bytes", metavar="SIZE", help="Most bytes of one task.", show_default="64MiB"),
+    ] = None,
+    local: Local = False,
+    master: Master = None,
+) -> None:
+    """Export records into a Delta, Parquet or Iceberg table, exactly once.
+
+    The table itself keeps the positions, so there is no checkpoint to lose: run it again, after a crash or at
+    the next full hour, and it goes on where the table ends. Records that cannot be decoded go to
+    --dead-letter with the reason; without it the first of them ends the export.
+    """
+    words = {"format": format_, "new_columns": new_columns, "on_data_loss": on_data_loss, "start": start}
+    config = _config(deployment, source, to, words, schema)
+    from dataclasses import replace
+
+    from forebay.spark.export import DeadLetterSpec
+
+    config = replace(
+        config,
+        partition_by=tuple(word.strip() for word in (partition_by or "").split(",") if word.strip()),
+        dead_letter=None if dead_letter is None else DeadLetterSpec.parse(dead_letter),
+        name=name,
+        acknowledge=acknowledge,
+    )
+    if task_bytes is not None:
+        size = parse_bytes(task_bytes)
+        config = replace(config, task_bytes_max=size, task_bytes_min=min(size, config.task_bytes_min))
+    interval_s = parse_duration_ms(interval) / 1000 if continuous else None
+    with spark_of(local=local, master=master) as spark:
+        _export(config, spark, interval_s)
+
+
+CHOICES = {
+    "format": ("raw", "json", "avro", "arrow"),
+    "new_columns": ("add", "ignore"),
+    "on_data_loss": ("fail", "skip"),
+    "start": ("earliest", "latest"),
+}
+
+
+def _config(
+    deployment: Deployment, source: str, to: str, words: dict[str, Any], schema: str | None
+) -> ExportConfig:
+    from forebay.spark.export import ExportConfig, SourceSpec, TargetSpec, parse_schema
+
+    for option, word in words.items():
+        if word not in CHOICES[option]:
+            known = ", ".join(CHOICES[option])
+            raise UsageError(
+                f"{word!r} is no value of --{option.replace('_', '-')}", hint=f"known are {known}"
+            )
+    coordinator = None if deployment.data is not None else deployment.coordinator
+    spec = SourceSpec.parse(source, deployment.store_url, coordinator)
+    if schema is not None and not schema.rstrip().endswith((">", ")")) and Path(schema).is_file():
+        schema = Path(schema).read_text()
+    avro = schema if words["format"] == "avro" else None
+    columns = None if schema is None or avro is not None else parse_schema(schema)
+    return ExportConfig(spec, TargetSpec.parse(to), schema=columns, avro_schema=avro, **words)
+
+
+def _export(config: ExportConfig, spark: SparkSession | None, interval_s: float | None) -> None:
+    from forebay.spark.export import export as run
+    from forebay.spark.export import export_forever
+
+    with out.progress() as bar:
+        row = bar.add_task("planning", total=None)
+
+        def step(what: str, done: int, total: int) -> None:
+            bar.update(row, description=what, completed=done, total=total or None)
+
+        if interval_s is None:
+            report = run(config, spark=spark, step=step)
+        else:
+            stop = threading.Event()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: stop.set())
+
+            def each(report: ExportReport) -> None:
+                if report.commits:
+                    _print(report, config)
+
+            export_forever(config, interval_s=interval_s, stop=stop, spark=spark, step=step, each=each)
+            return
+    _print(report, config)
+
+
+def _print(report: ExportReport, config: ExportConfig) -> None:
+    if out.is_json():
+        out.document(report.as_json())
+        return
+    records = "batches" if config.source.kind == "buffer" else "records"
+    out.line(
+        f"{report.records:,} {records}, {report.rows:,} rows in {report.files:,} files "
+        f"({format_bytes(report.bytes_written)}), {report.dead_letters:,} dead letters, "
+        f"{report.commits:,} commits, {report.seconds:.1f} s"
+    )
+    for lane, count in sorted(report.skipped.items()):
+        out.line(f"{lane}: {count:,} positions were gone before they were exported")
+    if report.added_columns:
+        out.line(f"new columns: {', '.join(report.added_columns)}")
+    if report.ignored_columns:
+        out.line(f"left out, as the table has columns that differ only in case: {report.ignored_columns}")

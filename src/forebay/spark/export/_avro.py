@@ -1,0 +1,164 @@
+"""Avro datums to columns: the values become one block of one Avro file, which fastavro reads at once.
+
+    value 0, mark, value 1, mark, ...        read as records {datum, mark} in one block
+
+A datum carries neither its length nor a checksum, and the bytes of one that is too short would be filled up
+from its neighbour. The mark behind each value, sixteen random bytes that must come out as they went in, shows
+that every datum ended exactly where its value did.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import Unsupported, UsageError
+from forebay.spark.export._decode import Decoded, Seen, decode_halves, rows_of, together
+from forebay.spark.export._types import TIMESTAMP
+
+__all__ = ["AvroDecoder", "arrow_schema_of"]
+
+MARK_BYTES: Final = 16
+SYNC_BYTES: Final = 16
+_PRIMITIVE: Final = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_LOGICAL: Final = {
+    "date": pa.date32(),
+    "timestamp-millis": TIMESTAMP,
+    "timestamp-micros": TIMESTAMP,
+    "uuid": pa.string(),
+}
+
+
+class AvroDecoder:
+    """One datum of a record schema per value, without any framing."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = _load(schema)
+        self._columns = arrow_schema_of(schema)
+
+    def decode(self, values: pa.BinaryArray, keys: pa.BinaryArray, wanted: pa.Schema) -> Decoded:
+        """A row per value that is a datum of the schema and nothing more."""
+        import fastavro
+
+        failures = (
+            EOFError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError,
+            UnicodeDecodeError, pa.ArrowInvalid, fastavro.read.SchemaResolutionError,
+        )  # fmt: skip
+        good, bad = decode_halves(self._parse, values, failures)
+        table = together([each for _, each in good], wanted)
+        return Decoded(table, rows_of(good) if bad else None, bad)
+
+    def look(self, values: pa.BinaryArray) -> Seen:
+        """Those of the schema."""
+        return {each.name: {each.type: len(values)} for each in self._columns}
+
+    def _parse(self, values: pa.BinaryArray) -> pa.Table:
+        import fastavro
+
+        mark = secrets.token_bytes(MARK_BYTES)
+        file = io.BytesIO(self._file(values, mark))
+        found = list(fastavro.reader(file))
+        rows = pa.array(
+            found, pa.struct([("v", pa.struct(list(self._columns))), ("m", pa.binary(MARK_BYTES))])
+        )
+        if len(rows) != len(values) or not pc.all(pc.equal(rows.field("m"), pa.scalar(mark))).as_py():
+            raise ValueError("the value is no datum of this schema, or has bytes behind it")
+        return pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows.field("v"))])
+
+    def _file(self, values: pa.BinaryArray, mark: bytes) -> bytes:
+        """A whole Avro file with one block."""
+        lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+        body: bytes = pc.binary_join(lists, mark)[0].as_py() + mark
+        fixed = {"type": "fixed", "name": "forebay_mark", "size": MARK_BYTES}
+        fields = [{"name": "v", "type": self._schema}, {"name": "m", "type": fixed}]
+        schema = json.dumps({"type": "record", "name": "forebay_marked", "fields": fields}).encode()
+        sync = bytes(SYNC_BYTES)
+        header = b"Obj\x01" + _long(1) + _bytes(b"avro.schema") + _bytes(schema) + _long(0) + sync
+        return header + _long(len(values)) + _long(len(body)) + body + sync
+
+
+def _long(number: int) -> bytes:
+    """A zigzag varint."""
+    rest = number << 1
+    found = bytearray()
+    while rest > 0x7F:
+        found.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*found, rest])
+
+
+def _bytes(data: bytes) -> bytes:
+    return _long(len(data)) + data
+
+
+def _load(text: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"the Avro schema is no JSON: {error}", hint="give the .avsc file") from None
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise UsageError("the Avro schema is no record", hint="values of a table are records")
+    return schema
+
+
+def arrow_schema_of(text: str) -> pa.Schema:
+    """The columns of an Avro record schema."""
+    try:
+        import fastavro
+    except ImportError as error:
+        raise Unsupported("fastavro is not installed", hint="pip install 'forebay[spark]'") from error
+    parsed = fastavro.parse_schema(_load(text))
+    return pa.schema(list(_arrow_type(parsed, {})))
+
+
+def _arrow_type(schema: Any, names: dict[str, pa.DataType | None]) -> pa.DataType:
+    """`names` holds the named types met so far; None while one is being looked at."""
+    if isinstance(schema, list):
+        return _union(schema, names)
+    if isinstance(schema, str):
+        found = _PRIMITIVE.get(schema, names.get(schema))
+        if found is None:
+            raise UsageError(f"{schema!r} contains itself", hint="a table has no recursive columns")
+        return found
+    kind, logical = schema["type"], schema.get("logicalType")
+    if logical == "decimal":
+        return pa.decimal128(schema["precision"], schema.get("scale", 0))
+    if logical in _LOGICAL:
+        return _LOGICAL[logical]
+    if kind == "array":
+        return pa.list_(pa.field("element", _arrow_type(schema["items"], names)))
+    if kind == "map":
+        return pa.map_(pa.string(), _arrow_type(schema["values"], names))
+    return _named(schema, names) if kind in ("record", "enum", "fixed") else _arrow_type(kind, names)
+
+
+def _named(schema: dict[str, Any], names: dict[str, pa.DataType | None]) -> pa.DataType:
+    names[schema["name"]] = None
+    if schema["type"] == "record":
+        fields = [pa.field(each["name"], _arrow_type(each["type"], names)) for each in schema["fields"]]
+        found = pa.struct(fields)
+    else:
+        found = pa.string() if schema["type"] == "enum" else pa.binary()
+    names[schema["name"]] = found
+    return found
+
+
+def _union(branches: list[Any], names: dict[str, pa.DataType | None]) -> pa.DataType:
+    real = [branch for branch in branches if branch != "null"]
+    if len(real) != 1:
+        raise UsageError(f"a union of {len(real)} types", hint="a column has one type, or null")
+    return _arrow_type(real[0], names)

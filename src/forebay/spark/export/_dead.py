@@ -1,0 +1,236 @@
+"""Bad records, kept before the commit that steps over them, each exactly once, with the reason.
+
+In a **table** the numbers of the dead-letter table itself say up to which position a lane's bad records are
+kept; tasks leave out what lies below. In a **topic** there are no numbers, but idempotent producers:
+
+    Invariant: bad records of a lane are appended in order of their offsets, by a chain of appends whose
+    sequence numbers the partition checks; whoever appends has read everything appended before.
+
+    mark of the last commit -> read what came after it -> X, the highest offset of this lane that is kept
+    -> append what lies above X with the next sequence number
+    -> refused, or taken for a repetition: somebody else appended; read on from there, and try again
+
+    crash after the append, before the commit     the next round finds X and appends the rest, or nothing
+    two exporters at once                         one sequence number each; the second sees the first's X
+
+The mark is part of the commit, so a round reads only what was appended since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import NotDone, UsageError
+from forebay.log import AppendGroup, Catalog, LogReader, LogWriter, OutOfSequence, TopicExists
+from forebay.spark.export._clients import Clients
+from forebay.spark.export._config import ExportConfig, SourceSpec
+from forebay.spark.export._errors import CommitConflict, CommitUnknown
+from forebay.spark.export._facts import DEAD_SCHEMA
+from forebay.spark.export._files import describe, encode_parquet, file_name
+from forebay.spark.export._tables import Commit, Handle, Table, open_table
+from forebay.storage import ABSENT
+
+__all__ = ["DeadLetters", "lane_of", "open_dead_letters"]
+
+APPEND_RECORDS_MAX: Final = 5_000
+"""Bad records of one append to a topic."""
+ATTEMPTS_MAX: Final = 50
+"""Appends of one batch of bad records against other exporters."""
+
+
+class DeadLetters(Protocol):
+    """Where bad records go."""
+
+    def begin(self, handle: Handle) -> None:
+        """A new round on this handle of the main table."""
+
+    def floor(self, lane: str) -> int:
+        """The position below which a lane's bad records are kept already."""
+
+    def keep(self, dead: pa.Table, ends: Mapping[str, int]) -> None:
+        """Keep them: the bad records of every lane up to its end."""
+
+    def marks(self) -> dict[str, int]:
+        """Numbers to commit with the main table."""
+
+
+def open_dead_letters(config: ExportConfig, clients: Clients) -> DeadLetters | None:
+    """What the configuration names, or None."""
+    spec = config.dead_letter
+    if spec is None:
+        return None
+    if spec.table is not None:
+        return _DeadTable(open_table(spec.table, config.name, clients), clients, config.compression)
+    assert spec.topic is not None
+    if config.source.kind == "log" and spec.topic in config.source.names:
+        raise UsageError(f"{spec.topic!r} would feed on itself", hint="choose another dead-letter topic")
+    return _DeadTopic(spec.topic, config.source, config.name, clients)
+
+
+def lane_of(config: SourceSpec, topic: str, partition: int) -> str:
+    """The lane of a record, as its columns name it."""
+    return f"{topic}:{partition}" if config.kind == "log" else f"{config.kind}:{topic}"
+
+
+class _DeadTable:
+    """A table with the columns of `DEAD_SCHEMA`."""
+
+    def __init__(self, table: Table, clients: Clients, compression: str) -> None:
+        self._table = table
+        self._clients = clients
+        self._compression = compression
+        self._handle: Handle | None = None
+
+    def begin(self, handle: Handle) -> None:
+        """Load the handle that the round commits through."""
+        self._handle = self._table.load()
+        if self._handle is None:
+            self._table.create(DEAD_SCHEMA, ())
+            self._handle = self._table.load()
+
+    def floor(self, lane: str) -> int:
+        """The lane's number."""
+        assert self._handle is not None
+        return self._handle.position(lane) or 0
+
+    def keep(self, dead: pa.Table, ends: Mapping[str, int]) -> None:
+        """One file, one commit."""
+        assert self._handle is not None
+        if not dead.num_rows:
+            return
+        data, footer = encode_parquet(dead, self._compression)
+        path = file_name({}, hive=False)
+        store = self._clients.store(self._table.store)
+        self._clients.run(store.put(path, memoryview(data), ABSENT))
+        expected = {lane: self._handle.position(lane) for lane in ends}
+        moved = {lane: end for lane, end in ends.items() if end > (expected[lane] or 0)}
+        commit = Commit([describe(path, data, footer, {})], moved, expected, path)
+        try:
+            self._handle.commit(commit)
+        except CommitUnknown:
+            now = self._table.load()
+            if now is None or any((now.position(lane) or 0) < end for lane, end in moved.items()):
+                raise CommitConflict(self._table.store, "its reply was lost, and it is not in") from None
+
+    def marks(self) -> dict[str, int]:
+        """None: the numbers are in the dead-letter table."""
+        return {}
+
+
+class _DeadTopic:
+    """A topic of the source's deployment."""
+
+    def __init__(self, topic: str, source: SourceSpec, name: str, clients: Clients) -> None:
+        self._topic = topic
+        self._source = source
+        self._name = name
+        self._clients = clients
+        self._reader: LogReader = clients.reader(source.store, source.coordinator)
+        self._writer: LogWriter = clients.writer(source.store, source.coordinator)
+        self._partitions = clients.run(self._prepare())
+        self._offsets: dict[str, int] = {}
+        self._sequences: dict[str, int] = {}
+        self._handle: Handle | None = None
+
+    async def _prepare(self) -> int:
+        catalog: Catalog = self._writer.catalog
+        if self._topic not in [topic.topic for topic in await catalog.list()]:
+            with contextlib.suppress(TopicExists):
+                await catalog.create(self._topic, partitions=1)
+        return (await catalog.describe(self._topic)).partitions
+
+    def begin(self, handle: Handle) -> None:
+        """The marks are those of the handle."""
+        self._handle = handle
+        self._offsets.clear()
+        self._sequences.clear()
+
+    def floor(self, lane: str) -> int:
+        """Nothing is left out by the tasks: what is kept is found when it is appended."""
+        return 0
+
+    def marks(self) -> dict[str, int]:
+        """Up to where the topic was read for each lane, and the lane's next sequence number."""
+        read = {f"dead-offset:{lane}": offset for lane, offset in self._offsets.items()}
+        return read | {f"dead-sequence:{lane}": number for lane, number in self._sequences.items()}
+
+    def keep(self, dead: pa.Table, ends: Mapping[str, int]) -> None:
+        """Lane by lane, in order of the offsets."""
+        for lane, rows in _by_lane(dead, self._source):
+            self._clients.run(self._keep_lane(lane, rows))
+
+    async def _keep_lane(self, lane: str, rows: pa.Table) -> None:
+        assert self._handle is not None
+        partition = zlib.crc32(lane.encode()) % self._partitions
+        ends = await self._reader.offsets(self._topic, partition)
+        position = max(self._handle.position(f"dead-offset:{lane}") or 0, ends.earliest)
+        sequence = self._handle.position(f"dead-sequence:{lane}") or 0
+        for _ in range(ATTEMPTS_MAX):
+            position, highest = await self._kept(partition, position, lane)
+            if highest is not None:
+                rows = rows.filter(pc.greater(rows.column("offset"), highest))
+            if not rows.num_rows:
+                break
+            group = self._group(lane, partition, rows.slice(0, APPEND_RECORDS_MAX), sequence)
+            [result] = await self._writer.append_shared([group])
+            if isinstance(result.error, OutOfSequence):
+                sequence = result.error.expected
+                continue
+            result.unwrap()
+            sequence += 1
+        else:
+            raise NotDone(f"{self._topic}: other exporters were always first", hint="run the export again")
+        self._offsets[lane], self._sequences[lane] = position, sequence
+
+    async def _kept(self, partition: int, position: int, lane: str) -> tuple[int, int | None]:
+        """Where the topic ends, and the highest offset of this lane that was appended from `position` on."""
+        highest: int | None = None
+        source = f"{self._name}/{lane}".encode()
+        async for batch in self._reader.scan(self._topic, partition, position):
+            position += batch.num_rows
+            headers = batch.column("headers")
+            for entry in headers.to_pylist():
+                found = {header["key"]: header["value"] for header in entry or ()}
+                if found.get("forebay-source") == source:
+                    highest = max(int(found["forebay-offset"]), -1 if highest is None else highest)
+        return position, highest
+
+    def _group(self, lane: str, partition: int, rows: pa.Table, sequence: int) -> AppendGroup:
+        source = f"{self._name}/{lane}".encode()
+        headers = [
+            {
+                "forebay-source": source,
+                "forebay-offset": str(row["offset"]).encode(),
+                "forebay-reason": row["reason"].encode(),
+            }
+            for row in rows.select(["offset", "reason"]).to_pylist()
+        ]
+        times = rows.column("timestamp").cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+        group = AppendGroup.of(
+            self._topic,
+            partition,
+            rows.column("value").to_pylist(),
+            keys=rows.column("key").to_pylist(),
+            timestamps_ms=np.asarray(times.to_numpy(), np.int64),
+            headers=headers,
+        )
+        name = hashlib.sha256(source).hexdigest()[:40]
+        return AppendGroup(group.topic, group.partition, group.batch, f"dead-{name}", sequence)
+
+
+def _by_lane(dead: pa.Table, source: SourceSpec) -> Iterator[tuple[str, pa.Table]]:
+    pairs = dead.select(["topic", "partition"]).group_by(["topic", "partition"]).aggregate([]).to_pylist()
+    for pair in pairs:
+        same = pc.and_(
+            pc.equal(dead.column("topic"), pair["topic"]),
+            pc.equal(dead.column("partition"), pair["partition"]),
+        )
+        yield lane_of(source, pair["topic"], pair["partition"]), dead.filter(same).sort_by("offset")

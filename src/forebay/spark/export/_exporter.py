@@ -1,0 +1,360 @@
+"""The driver: plan, have the tasks run, keep the bad records, commit, and again until the head is reached.
+
+    load the table -> positions          the handle that is committed through
+    look at the source -> ranges         from each position to the head, as frozen when the export began
+    cut into tasks, run them             anywhere; each returns descriptions of files
+    check that nothing is missing        every position of every range was read, exactly once
+    keep the bad records                 idempotent: see `_dead`
+    commit files and positions           atomic: see `_tables`
+
+Order matters in one place: bad records are kept before the commit. After a crash between the two they are
+there already, and are recognised; the other way round they would be lost.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from forebay.errors import NotDone, UsageError
+from forebay.kit.retry import RetryPolicy
+from forebay.spark.export._clients import Clients, clients
+from forebay.spark.export._config import ExportConfig
+from forebay.spark.export._dead import DeadLetters, open_dead_letters
+from forebay.spark.export._decode import Seen, add_seen
+from forebay.spark.export._errors import BadRecords, CommitConflict, CommitUnknown, RecordsTrimmed
+from forebay.spark.export._facts import DEAD_SCHEMA, METADATA, Span, Task, TaskResult
+from forebay.spark.export._partitioning import Partitioning
+from forebay.spark.export._sources import Lane, Source, open_source
+from forebay.spark.export._tables import Commit, Handle, open_table
+from forebay.spark.export._task import decoder_of
+from forebay.spark.export._types import schema_of, table_schema
+
+__all__ = ["ExportReport", "Exporter", "Runner", "Step"]
+
+Step: TypeAlias = Callable[[str, int, int], None]
+"""Hears what is being done, how far it is, and how far it goes."""
+Runner: TypeAlias = Callable[[ExportConfig, Sequence[Task], str, Callable[[], None]], list[TaskResult]]
+"""Runs tasks somewhere; calls the last argument after each that is done."""
+
+INFER_RECORDS: Final = 10_000
+"""Records looked at to find the columns of a new table."""
+EXAMPLES_MAX: Final = 3
+"""Bad records named in an error."""
+CONFLICT_POLICY: Final = RetryPolicy(attempts_max=100, base_ms=50, cap_ms=2_000)
+
+
+@dataclass(slots=True)
+class ExportReport:
+    """What an export did."""
+
+    records: int = 0
+    """Records read; of a buffer, batches."""
+    rows: int = 0
+    """Rows added to the table."""
+    dead_letters: int = 0
+    """Bad records met, and kept."""
+    files: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    commits: int = 0
+    conflicts: int = 0
+    """Rounds that were planned again because another exporter was first."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Positions by lane that were gone before they were exported."""
+    added_columns: list[str] = field(default_factory=list)
+    ignored_columns: list[str] = field(default_factory=list)
+    positions: dict[str, int] = field(default_factory=dict)
+    """Where every lane stands now."""
+    version: str = ""
+    """Version of the table after the last commit."""
+    seconds: float = 0.0
+    task_cpu_s: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+class Exporter:
+    """Exports a source into a table, any number of times."""
+
+    def __init__(self, config: ExportConfig, runner: Runner, *, parallelism: int, step: Step | None = None):
+        """`step` hears of every step; what it raises ends the export there, as a crash would."""
+        self.config = config
+        self._runner = runner
+        self._parallelism = parallelism
+        self._step: Step = step or (lambda what, done, total: None)
+        self._clients: Clients = clients()
+        self._partitioning = Partitioning.parse(config.partition_by)
+        self._table = open_table(config.target, config.name, self._clients)
+        self._source: Source = open_source(config.source, self._clients)
+        self._dead: DeadLetters | None = open_dead_letters(config, self._clients)
+
+    def run_once(self) -> ExportReport:
+        """Export everything that is there now."""
+        began = time.monotonic()
+        report = ExportReport()
+        goal = {lane.name: lane for lane in self._source.lanes()}
+        conflicts = 0
+        while True:
+            try:
+                if not self._round(goal, report):
+                    break
+                conflicts = 0
+            except CommitConflict:
+                conflicts += 1
+                report.conflicts += 1
+                if conflicts >= self.config.attempts_max:
+                    raise
+                time.sleep(CONFLICT_POLICY.wait_s(conflicts, self._clients.randomness))
+        report.seconds = time.monotonic() - began
+        return report
+
+    def _round(self, goal: Mapping[str, Lane], report: ExportReport) -> bool:
+        """One commit; whether there was anything to commit."""
+        handle = self._table.load()
+        if handle is None:
+            handle = self._create(goal)
+            if handle is None:
+                return False
+        self._check(handle)
+        plan = self._plan(handle, goal, report)
+        if not plan:
+            return False
+        results = self._run(handle, plan)
+        if results is None:
+            report.added_columns += [name for name in self._added if name not in report.added_columns]
+            return True
+        self._check_complete(plan, results)
+        self._keep_dead(plan, results)
+        self._commit(handle, plan, results, report)
+        return True
+
+    # -- the table
+
+    def _create(self, goal: Mapping[str, Lane]) -> Handle | None:
+        """A new table, with the columns of the first records where none were given."""
+        payload = self.config.schema
+        if payload is None:
+            payload = self._infer(goal)
+            if payload is None:
+                return None
+        columns = table_schema(payload)
+        taken = {*METADATA.names, *(each.name for each in self._partitioning.fields())}
+        if clash := taken & set(columns.names):
+            raise UsageError(f"the values have a column {min(clash)!r} of their own", hint="rename it")
+        schema = pa.schema([*columns, *METADATA, *self._partitioning.fields()])
+        self._partitioning.check(schema)
+        self._table.create(schema, self._partitioning.columns)
+        self._step("created", 0, 0)
+        return self._table.load()
+
+    def _infer(self, goal: Mapping[str, Lane]) -> pa.Schema | None:
+        if self.config.format == "avro":
+            from forebay.spark.export._avro import arrow_schema_of
+
+            return arrow_schema_of(self.config.avro_schema or "")
+        if self.config.format == "raw":
+            return pa.schema([("key", pa.binary()), ("value", pa.binary())])
+        decoder = decoder_of(self.config)
+        seen: Seen = {}
+        for lane in goal.values():
+            end = min(lane.next, lane.earliest + INFER_RECORDS)
+            if end > lane.earliest:
+                for some in self._source.read(Span(lane.name, lane.earliest, end, 0)):
+                    values = pa.chunked_array([batch.column("value") for batch in some])
+                    add_seen(seen, decoder.look(values.combine_chunks()))
+        return schema_of(seen) if seen else None
+
+    def _check(self, handle: Handle) -> None:
+        """Whether the table is one that this export can write to."""
+        for wanted in (*METADATA, *self._partitioning.fields()):
+            found = handle.schema.get_field_index(wanted.name)
+            if found < 0 or handle.schema.field(found).type != wanted.type:
+                raise UsageError(
+                    f"{self.config.target.location} has no column {wanted.name!r} of type {wanted.type}",
+                    hint="export into a table of its own, or add the column",
+                )
+        if handle.partition_by != self._partitioning.columns:
+            raise UsageError(
+                f"the table is partitioned by {handle.partition_by}, not {self._partitioning.columns}",
+                hint="partitioning is decided when the table is created",
+            )
+
+    # -- the plan
+
+    def _plan(self, handle: Handle, goal: Mapping[str, Lane], report: ExportReport) -> list[_Range]:
+        ranges = []
+        for lane in goal.values():
+            known = handle.position(lane.name)
+            first = lane.earliest if self.config.start == "earliest" else lane.next
+            start = first if known is None else known
+            report.positions[lane.name] = start
+            if start > lane.next:
+                raise UsageError(
+                    f"{lane.name}: the table is at {start:,}, the source ends at {lane.next:,}",
+                    hint="another source under the same name? give the export a --name of its own",
+                )
+            if start < lane.earliest:
+                if self.config.on_data_loss == "fail":
+                    raise RecordsTrimmed(lane.name, position=start, earliest=lane.earliest)
+                report.skipped[lane.name] = report.skipped.get(lane.name, 0) + lane.earliest - start
+                start = lane.earliest
+            if start < lane.next or (known is None and self.config.start == "latest"):
+                ranges.append(_Range(lane.name, known, start, lane.next))
+        for each in ranges:
+            each.spans = self._source.spans(each.lane, each.start, each.end) if each.start < each.end else []
+        return _within(ranges, self.config.commit_bytes_max)
+
+    def _tasks(self, handle: Handle, plan: Sequence[_Range]) -> list[Task]:
+        spans = [span for each in plan for span in each.spans]
+        total = sum(span.bytes for span in spans)
+        share = -(-total // (2 * self._parallelism))
+        size = min(max(share, self.config.task_bytes_min), self.config.task_bytes_max)
+        floors: dict[str, int] = {}
+        if self._dead is not None:
+            self._dead.begin(handle)
+            floors = {each.lane: self._dead.floor(each.lane) for each in plan}
+        return [
+            Task(number, tuple(some), handle.schema, floors)
+            for number, some in enumerate(_bundled(spans, size))
+        ]
+
+    # -- the work
+
+    _added: Sequence[str] = ()
+
+    def _run(self, handle: Handle, plan: Sequence[_Range]) -> list[TaskResult] | None:
+        """The results of all tasks; None where columns had to be added first."""
+        tasks = self._tasks(handle, plan)
+        self._step("planned", 0, len(tasks))
+        done = 0
+
+        def told() -> None:
+            nonlocal done
+            done += 1
+            self._step("task", done, len(tasks))
+
+        results = self._runner(self.config, tasks, self._table.store, told) if tasks else []
+        if {result.number for result in results} != {task.number for task in tasks}:
+            raise NotDone("tasks did not report", hint="run the export again")
+        missing = [result.missing_columns for result in results if result.missing_columns]
+        if missing:
+            self._add_columns(handle, missing)
+            return None
+        self._step("written", len(tasks), len(tasks))
+        return results
+
+    def _add_columns(
+        self, handle: Handle, missing: Sequence[Mapping[str, Mapping[pa.DataType, int]]]
+    ) -> None:
+        seen: Seen = {}
+        for each in missing:
+            add_seen(seen, each)
+        fields = list(schema_of(dict(sorted(seen.items()))))
+        handle.add_columns(fields)
+        self._added = [each.name for each in fields]
+        self._step("columns", 0, 0)
+
+    def _check_complete(self, plan: Sequence[_Range], results: Sequence[TaskResult]) -> None:
+        """Every position was read once. What is missing here would be lost for good by the commit."""
+        if not self._source.gapless:
+            return
+        for each in plan:
+            read = sum(result.records.get(each.lane, 0) for result in results)
+            if read != each.end - each.start:
+                raise NotDone(
+                    f"{each.lane}: {read:,} of {each.end - each.start:,} records were read",
+                    hint="run `forebay verify`; nothing was committed",
+                )
+
+    def _keep_dead(self, plan: Sequence[_Range], results: Sequence[TaskResult]) -> None:
+        count = sum(result.dead_count for result in results)
+        if not count:
+            return
+        tables = [pa.ipc.open_stream(each.dead).read_all() for each in results if each.dead]
+        dead = pa.concat_tables(tables) if tables else DEAD_SCHEMA.empty_table()
+        if self._dead is None:
+            rows = dead.slice(0, EXAMPLES_MAX).to_pylist()
+            shown = [f"{row['topic']}:{row['partition']} {row['offset']}: {row['reason']}" for row in rows]
+            raise BadRecords(count, shown)
+        self._dead.keep(dead, {each.lane: each.end for each in plan})
+        self._step("dead", count, count)
+
+    def _commit(
+        self, handle: Handle, plan: Sequence[_Range], results: Sequence[TaskResult], report: ExportReport
+    ) -> None:
+        files = [file for result in results for file in result.files]
+        positions = {each.lane: each.end for each in plan}
+        expected = {each.lane: each.known for each in plan}
+        marks = {} if self._dead is None else self._dead.marks()
+        commit = Commit(files, positions | marks, expected, uuid.uuid4().hex)
+        try:
+            report.version = handle.commit(commit)
+        except CommitUnknown:
+            now = self._table.load()
+            if now is None or any((now.position(lane) or 0) < end for lane, end in positions.items()):
+                raise CommitConflict(
+                    self.config.target.location, "its reply was lost, and it is not in"
+                ) from None
+        self._step("committed", len(files), len(files))
+        report.commits += 1
+        report.files += len(files)
+        report.positions.update(positions)
+        report.bytes_written += sum(file.size for file in files)
+        for result in results:
+            report.records += sum(result.records.values())
+            report.rows += result.rows
+            report.dead_letters += result.dead_count
+            report.bytes_read += result.bytes_read
+            report.task_cpu_s += result.cpu_s
+        ignored = {name for result in results for name in result.ignored_columns}
+        report.ignored_columns = sorted({*report.ignored_columns, *ignored})
+        if self.config.acknowledge:
+            for lane, end in positions.items():
+                self._source.committed(lane, end)
+
+
+@dataclass(slots=True)
+class _Range:
+    """What one round exports of one lane."""
+
+    lane: str
+    known: int | None
+    """What the table says."""
+    start: int
+    end: int
+    spans: list[Span] = field(default_factory=list)
+
+
+def _within(ranges: list[_Range], bytes_max: int) -> list[_Range]:
+    """The ranges cut so that together they stay within the bound, each lane with its share."""
+    share = max(bytes_max // max(len(ranges), 1), 1)
+    for each in ranges:
+        size = 0
+        for number, span in enumerate(each.spans):
+            size += span.bytes
+            if size > share and number:
+                each.spans = each.spans[:number]
+                each.end = each.spans[-1].end
+                break
+    return ranges
+
+
+def _bundled(spans: Sequence[Span], size: int) -> list[list[Span]]:
+    """Neighbouring spans together, up to about `size` bytes."""
+    bundles: list[list[Span]] = []
+    room = 0
+    for span in spans:
+        if not bundles or room < span.bytes:
+            bundles.append([])
+            room = size
+        bundles[-1].append(span)
+        room -= span.bytes
+    return bundles

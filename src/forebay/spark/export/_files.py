@@ -1,0 +1,106 @@
+"""Parquet files: written to memory, put into the store under a name nobody ever had, and described.
+
+The name has a random part, so that a task that is tried again never touches the file of its first attempt. A
+file that is written and never named by a commit is an orphan: it is in nobody's way, and `orphans` lists it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from typing import Any, Final
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forebay.spark.export._facts import DataFile
+
+__all__ = ["encode_parquet", "file_name", "statistics"]
+
+ROW_GROUP_ROWS: Final = 500_000
+"""Rows of one row group."""
+STATISTICS_COLUMNS_MAX: Final = 64
+"""Columns that get statistics in a commit."""
+DICTIONARY_MAX_BYTES: Final = 1024 * 1024
+HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+
+
+def file_name(partition: Mapping[str, str | None], *, hive: bool) -> str:
+    """A new name. With `hive` the partition is spelled in directories, as readers of plain Parquet expect."""
+    name = f"part-{uuid.uuid4().hex}.parquet"
+    if not hive or not partition:
+        return name
+    folders = [f"{quote(key, safe='')}={_spelled(value)}" for key, value in partition.items()]
+    return "/".join([*folders, name])
+
+
+def _spelled(value: str | None) -> str:
+    return HIVE_NULL if value is None else quote(value, safe="")
+
+
+def encode_parquet(table: pa.Table, compression: str) -> tuple[pa.Buffer, pq.FileMetaData]:
+    """A file's bytes and its footer."""
+    out = pa.BufferOutputStream()
+    footers: list[pq.FileMetaData] = []
+    # Binary values are mostly all different: trying a dictionary first costs a tenth of the time.
+    dictionary = [each.name for each in table.schema if pa.types.is_string(each.type)]
+    pq.write_table(
+        table,
+        out,
+        row_group_size=ROW_GROUP_ROWS,
+        compression=compression,
+        use_dictionary=dictionary or False,
+        write_statistics=True,
+        coerce_timestamps="us",
+        store_schema=False,
+    )
+    data = out.getvalue()
+    footers.append(pq.read_metadata(pa.BufferReader(data)))
+    return data, footers[0]
+
+
+def describe(
+    path: str, data: pa.Buffer, footer: pq.FileMetaData, partition: Mapping[str, str | None]
+) -> DataFile:
+    """What a commit needs to know of a file."""
+    return DataFile(path, data.size, footer.num_rows, dict(partition), statistics(footer))
+
+
+def statistics(footer: pq.FileMetaData) -> str:
+    """Row count, and lowest and highest values of plain columns, as Delta writes them."""
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    names = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    for number, name in enumerate(names[:STATISTICS_COLUMNS_MAX]):
+        found = [group.column(number).statistics for group in groups]
+        if "." in name or not all(each is not None and each.has_null_count for each in found):
+            continue
+        nulls[name] = sum(each.null_count for each in found)
+        ends = [each for each in found if each.has_min_max]
+        if ends and len(ends) == sum(each.num_values > 0 for each in found):
+            _add_ends(name, ends, low, high)
+    stats = {"numRecords": footer.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+    return json.dumps(stats)
+
+
+def _add_ends(name: str, ends: Sequence[Any], low: dict[str, Any], high: dict[str, Any]) -> None:
+    lowest, highest = min(each.min for each in ends), max(each.max for each in ends)
+    if isinstance(lowest, bool) or not isinstance(lowest, int | datetime | date):
+        return
+    low[name], high[name] = _spell(lowest, up=False), _spell(highest, up=True)
+
+
+def _spell(value: int | datetime | date, *, up: bool) -> int | str:
+    """Times are kept in milliseconds: the highest is rounded up, so that nothing lies outside."""
+    if isinstance(value, datetime):
+        whole = (math.ceil if up else math.floor)(value.microsecond / 1000)
+        moment = value.timestamp() - value.microsecond / 1e6 + whole / 1000
+        stamp = datetime.fromtimestamp(moment, tz=value.tzinfo)
+        return stamp.strftime("%Y-%m-%dT%H:%M:%S.") + f"{round(stamp.microsecond / 1000):03d}Z"
+    return value.isoformat() if isinstance(value, date) else value

@@ -1,0 +1,183 @@
+"""Iceberg tables through pyiceberg: files are added by one snapshot, the numbers are table properties.
+
+Both are updates of one transaction, so they are in or out together. The snapshot carries the numbers as well,
+for people; it may expire, a property does not. A transaction demands that the branch still points to the
+snapshot it was planned on. pyiceberg would repeat a refused commit on the newer snapshot by itself, which is
+right for an append that knows nothing of positions and wrong here: `commit.retry.num-retries` is set to 0 on
+the table, and checked at every commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+import pyarrow as pa
+
+from forebay.errors import Unsupported, UsageError
+from forebay.spark.export._errors import CommitConflict, CommitUnknown
+from forebay.spark.export._tables import Commit, Handle, Table
+from forebay.spark.export._types import table_schema
+
+__all__ = ["IcebergTable"]
+
+RETRIES: Final = "commit.retry.num-retries"
+DATA: Final = "data"
+"""Directory of the files below the table's own."""
+
+
+class IcebergTable(Table):
+    """A table of a catalog: a configured one by its name, or a directory with an SQLite catalog in it."""
+
+    def __init__(self, location: str, name: str) -> None:
+        catalog, _, identifier = location.rpartition("/")
+        if not catalog or "." not in identifier:
+            raise UsageError(
+                f"{location!r} is no Iceberg table", hint="CATALOG/namespace.table, or ./DIR/namespace.table"
+            )
+        self._catalog = _catalog(catalog)
+        self._identifier = identifier
+        self._name = name
+
+    @property
+    def store(self) -> str:
+        """The directory of the files, which is known once the table exists."""
+        table = self._catalog.load_table(self._identifier)
+        return _store_url(f"{table.location().rstrip('/')}/{DATA}", self._catalog.properties)
+
+    def load(self) -> IcebergHandle | None:
+        """The table's current metadata."""
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            table = self._catalog.load_table(self._identifier)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+        return IcebergHandle(table, self._name)
+
+    def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+        """Schema and partitioning in one step."""
+        from pyiceberg.exceptions import (
+            CommitFailedException,
+            NamespaceAlreadyExistsError,
+            TableAlreadyExistsError,
+        )
+
+        namespace = self._identifier.rpartition(".")[0]
+        with contextlib.suppress(NamespaceAlreadyExistsError):
+            self._catalog.create_namespace(namespace)
+        try:
+            transaction = self._catalog.create_table_transaction(
+                self._identifier, schema=schema, properties={RETRIES: "0"}
+            )
+            with transaction as change, change.update_spec() as spec:
+                for column in partition_by:
+                    spec.add_identity(column)
+        except (TableAlreadyExistsError, CommitFailedException):
+            return
+
+
+class IcebergHandle(Handle):
+    """One version of an Iceberg table."""
+
+    def __init__(self, table: Any, name: str) -> None:
+        self._table = table
+        self._name = name
+        self.schema = table_schema(table.schema().as_arrow())
+        names = {field.field_id: field.name for field in table.schema().fields}
+        self.partition_by = tuple(names[field.source_id] for field in table.spec().fields)
+
+    def _property(self, lane: str) -> str:
+        return f"forebay.{self._name}.{lane}"
+
+    def position(self, lane: str) -> int | None:
+        """The table's property."""
+        found = self._table.metadata.properties.get(self._property(lane))
+        return None if found is None else int(found)
+
+    def commit(self, commit: Commit) -> str:
+        """One transaction with the snapshot and the properties."""
+        from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+
+        self._forbid_retries()
+        numbers = {self._property(lane): str(position) for lane, position in commit.positions.items()}
+        root = f"{self._table.location().rstrip('/')}/{DATA}"
+        paths = [f"{root}/{file.path}" for file in commit.files]
+        try:
+            with self._table.transaction() as change:
+                change.set_properties(numbers)
+                # An empty snapshot keeps the check of the branch where only positions move.
+                change.add_files(
+                    paths,
+                    snapshot_properties={**numbers, "forebay.commit": commit.commit_id},
+                    check_duplicate_files=False,
+                )
+        except CommitFailedException as error:
+            raise CommitConflict(str(self._table.name()), str(error)) from error
+        except (CommitStateUnknownException, OSError) as error:
+            raise CommitUnknown(f"commit to {self._table.name()}", reason=str(error)) from error
+        return str(self._table.metadata.current_snapshot_id)
+
+    def _forbid_retries(self) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        if self._table.metadata.properties.get(RETRIES) == "0":
+            return
+        try:
+            with self._table.transaction() as change:
+                change.set_properties({RETRIES: "0"})
+        except CommitFailedException as error:
+            raise CommitConflict(str(self._table.name()), str(error)) from error
+        raise CommitConflict(str(self._table.name()), f"{RETRIES} had to be set to 0 first")
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """A change of the schema alone."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        try:
+            with self._table.update_schema() as change:
+                change.union_by_name(pa.schema(list(fields)))
+        except (CommitFailedException, ValueError) as error:
+            raise CommitConflict(str(self._table.name()), str(error)) from error
+
+    def live_files(self) -> dict[str, int]:
+        """The files of the current snapshot."""
+        root = f"{self._table.location().rstrip('/')}/{DATA}/"
+        found = self._table.inspect.files().to_pylist()
+        return {row["file_path"].removeprefix(root): row["record_count"] for row in found}
+
+
+def _catalog(name: str) -> Any:
+    try:
+        from pyiceberg.catalog import load_catalog
+    except ImportError as error:
+        raise Unsupported("pyiceberg is not installed", hint="pip install 'forebay[iceberg]'") from error
+    if not name.startswith((".", "/")):
+        return load_catalog(name)
+    folder = Path(name).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return load_catalog(
+        "forebay",
+        type="sql",
+        uri=f"sqlite:///{folder / 'catalog.db'}",
+        warehouse=f"file://{quote(str(folder))}",
+    )
+
+
+def _store_url(location: str, properties: dict[str, str]) -> str:
+    """One of our addresses for a table's location."""
+    parts = urlsplit(location)
+    if parts.scheme in ("", "file"):
+        return unquote(parts.path)
+    options = {
+        "endpoint": properties.get("s3.endpoint") or os.environ.get("AWS_ENDPOINT_URL", ""),
+        "region": properties.get("s3.region", ""),
+        "access_key_id": properties.get("s3.access-key-id", ""),
+        "secret_access_key": properties.get("s3.secret-access-key", ""),
+    }
+    query = "&".join(f"{name}={quote(value, safe=':/')}" for name, value in options.items() if value)
+    return location + (f"?{query}" if query else "")

@@ -1,0 +1,128 @@
+"""JSON objects to columns: the values are joined by newlines and parsed at once by Arrow.
+
+What has to be proven is that row n is record n. The parser takes objects from a stream of text, whatever lies
+between them. Two guards make the stream's objects the records' objects:
+
+* every value begins with `{` and ends with `}`, or it is bad by itself (looked at by numpy, all at once);
+* there are as many rows as values.
+
+A value that begins with `{` holds the beginning of at least one object. An object cannot reach from one value
+into the next: the next begins with `{`, which may follow neither a `}` without a comma nor anything inside of
+a string, because a string cannot hold the newline between them. So every value gives one row or more, and as
+many rows as values means one each.
+
+Newlines inside a value are spaces to JSON, and are made spaces where there are any.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from forebay.spark.export._decode import (
+    Decoded,
+    Rows,
+    Seen,
+    decode_halves,
+    missing_columns,
+    rows_of,
+    together,
+)
+
+__all__ = ["JsonDecoder"]
+
+_OPEN: Final = ord("{")
+_CLOSE: Final = ord("}")
+_NEWLINE: Final = ord("\n")
+
+
+class JsonDecoder:
+    """One JSON object per value."""
+
+    def __init__(self, *, infer: bool = True) -> None:
+        """With `infer` fields that the schema lacks are reported; else they are passed over."""
+        self._infer = infer
+
+    def decode(self, values: pa.BinaryArray, keys: pa.BinaryArray, wanted: pa.Schema) -> Decoded:
+        """A row per value that is an object of the wanted types."""
+        runs, bad, whereabouts = self._runs(values, wanted)
+        tables = [table for _, table in runs]
+        missing = missing_columns(tables, wanted) if self._infer else {}
+        rows = rows_of(runs) if bad else None
+        if whereabouts is not None and rows is not None:
+            rows = whereabouts[rows]
+        return Decoded(together(tables, wanted), rows, bad, missing)
+
+    def look(self, values: pa.BinaryArray) -> Seen:
+        """The fields of the good ones, as Arrow infers them."""
+        runs, _, _ = self._runs(values, None)
+        return missing_columns([table for _, table in runs], None)
+
+    def _runs(
+        self, values: pa.BinaryArray, wanted: pa.Schema | None
+    ) -> tuple[list[tuple[int, pa.Table]], list[tuple[int, str]], Rows | None]:
+        """Runs of good values, bad ones, and where the values lay that look like objects, if not all do."""
+        shaped = _objects(values)
+        where: Rows | None = None
+        bad: list[tuple[int, str]] = []
+        if not shaped.all():
+            bad = [(int(row), _why_no_object(values[int(row)].as_py())) for row in np.flatnonzero(~shaped)]
+            where = np.flatnonzero(shaped)
+            values = values.take(pa.array(where))
+
+        def whole(part: pa.BinaryArray) -> pa.Table:
+            return self._parse(part, wanted)
+
+        runs, worse = decode_halves(whole, values, pa.ArrowInvalid)
+        bad += [(row if where is None else int(where[row]), reason) for row, reason in worse]
+        return runs, bad, where
+
+    def _parse(self, values: pa.BinaryArray, wanted: pa.Schema | None) -> pa.Table:
+        text = _joined(values)
+        behaviour = "infer" if wanted is None or self._infer else "ignore"
+        table = pj.read_json(
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            parse_options=pj.ParseOptions(
+                explicit_schema=wanted, unexpected_field_behavior=behaviour, newlines_in_values=False
+            ),
+        )
+        if table.num_rows != len(values):
+            raise pa.ArrowInvalid(f"{table.num_rows} objects in {len(values)} values")
+        return table
+
+
+def _objects(values: pa.BinaryArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which values look like an object from outside."""
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+    if data is None or not data.size or not len(values):
+        return np.zeros(len(values), np.bool_)
+    text = np.frombuffer(data, np.uint8)
+    filled = ends[1:] > ends[:-1]
+    # Where a value is empty its first byte is another's; `filled` takes it out again.
+    first = text[np.minimum(ends[:-1], len(text) - 1)] == _OPEN
+    last = text[np.maximum(ends[1:] - 1, 0)] == _CLOSE
+    return np.asarray(filled & first & last)
+
+
+def _joined(values: pa.BinaryArray) -> pa.Buffer:
+    text = _join(values)
+    if int(np.count_nonzero(np.frombuffer(text, np.uint8) == _NEWLINE)) != len(values) - 1:
+        text = _join(pc.replace_substring(values, b"\n", b" "))
+    return text
+
+
+def _join(values: pa.BinaryArray) -> pa.Buffer:
+    lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    return pc.binary_join(lists, b"\n")[0].as_buffer()
+
+
+def _why_no_object(value: bytes) -> str:
+    if not value.strip():
+        return "the value is empty"
+    return "the value is no JSON object"

@@ -1,0 +1,203 @@
+"""What one task does: read ranges, decode them, write Parquet, and describe the files. No Spark in it.
+
+Reading and writing are fused: no row leaves the process. A task is a function of its description; running it
+twice, or twice at once, writes other files with the same rows, of which a commit names one set.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import LimitExceeded
+from forebay.spark.export._arrow import ArrowDecoder
+from forebay.spark.export._avro import AvroDecoder
+from forebay.spark.export._clients import Clients, clients
+from forebay.spark.export._config import ExportConfig
+from forebay.spark.export._decode import Decoded, Decoder, RawDecoder, Seen, add_seen
+from forebay.spark.export._facts import DEAD_SCHEMA, METADATA, DataFile, Span, Task, TaskResult
+from forebay.spark.export._files import describe, encode_parquet, file_name
+from forebay.spark.export._json import JsonDecoder
+from forebay.spark.export._partitioning import Partitioning
+from forebay.spark.export._sources import SOURCE_SCHEMA, open_source
+from forebay.storage import ABSENT
+
+__all__ = ["decoder_of", "payload_of", "run_task"]
+
+CHUNK_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of records decoded at a time: small appends are put together, which the parsers like."""
+
+
+def decoder_of(config: ExportConfig) -> Decoder:
+    """The decoder for the values of an export."""
+    if config.format == "json":
+        return JsonDecoder(infer=config.new_columns == "add")
+    if config.format == "avro":
+        assert config.avro_schema is not None
+        return AvroDecoder(config.avro_schema)
+    return ArrowDecoder() if config.format == "arrow" else RawDecoder()
+
+
+def payload_of(schema: pa.Schema, partitioning: Partitioning) -> pa.Schema:
+    """The columns of a table that come from the values themselves."""
+    added = {*METADATA.names, *(name for name, _ in partitioning.derived)}
+    return pa.schema([field for field in schema if field.name not in added])
+
+
+def run_task(config: ExportConfig, task: Task, store: str) -> TaskResult:
+    """Export the ranges of one task into files below `store`."""
+    return _Run(config, task, store, clients()).run()
+
+
+class _Run:
+    """One run of one task."""
+
+    def __init__(self, config: ExportConfig, task: Task, store: str, opened: Clients) -> None:
+        self._config = config
+        self._task = task
+        self._store = store
+        self._clients = opened
+        self._source = open_source(config.source, opened)
+        self._partitioning = Partitioning.parse(config.partition_by)
+        self._payload = payload_of(task.schema, self._partitioning)
+        self._decoder = decoder_of(config)
+        self._tables: list[pa.Table] = []
+        self._dead: list[pa.Table] = []
+        self._dead_count = 0
+        self._missing: Seen = {}
+        self._records: dict[str, int] = {}
+        self._bytes = 0
+
+    def run(self) -> TaskResult:
+        began = time.thread_time()
+        for span in _joined(self._task.spans):
+            self._read(span)
+        wanted = self._new_columns() if self._config.new_columns == "add" else {}
+        ignored = tuple(sorted(set(self._missing) - set(wanted)))
+        if wanted:
+            return TaskResult(self._task.number, missing_columns=wanted, ignored_columns=ignored)
+        files = self._write() if any(table.num_rows for table in self._tables) else ()
+        return TaskResult(
+            self._task.number,
+            files,
+            self._records,
+            sum(file.rows for file in files),
+            self._dead_letters(),
+            self._dead_count,
+            {},
+            ignored,
+            self._bytes,
+            time.thread_time() - began,
+        )
+
+    def _read(self, span: Span) -> None:
+        batches_only = self._config.source.kind == "buffer"
+        count = 0
+        for records in _chunks(self._source.read(span)):
+            count += len(pc.unique(records.column("offset"))) if batches_only else records.num_rows
+            self._bytes += records.column("value").nbytes
+            # As it is, a value needs no neighbour: chunks are copied together only to be parsed.
+            raw = self._config.format == "raw"
+            values, keys = records.column("value"), records.column("key")
+            decoded = self._decoder.decode(values if raw else _plain(values), keys, self._payload)
+            add_seen(self._missing, decoded.missing)
+            self._tables.append(self._with_metadata(records, decoded))
+            self._bury(span.lane, records, decoded)
+        self._records[span.lane] = self._records.get(span.lane, 0) + count
+
+    def _with_metadata(self, records: pa.Table, decoded: Decoded) -> pa.Table:
+        kept = records.select(["topic", "partition", "offset", "timestamp"])
+        if decoded.rows is not None:
+            kept = kept.take(pa.array(decoded.rows))
+        table = decoded.table
+        for field, column in zip(METADATA, kept.columns, strict=True):
+            table = table.append_column(field, column.cast(field.type))
+        return table
+
+    def _bury(self, lane: str, records: pa.Table, decoded: Decoded) -> None:
+        """Keep the bad records for the driver, but for those that are kept already."""
+        if not decoded.bad:
+            return
+        self._dead_count += len(decoded.bad)
+        rows = pa.array([row for row, _ in decoded.bad], pa.int64())
+        dead = records.select(DEAD_SCHEMA.names[:-1]).take(rows)
+        dead = dead.append_column("reason", pa.array([reason for _, reason in decoded.bad], pa.string()))
+        floor = self._task.dead_from.get(lane, 0)
+        dead = dead.filter(pc.greater_equal(dead.column("offset"), floor)).cast(DEAD_SCHEMA)
+        self._dead.append(dead)
+        size = sum(table.nbytes for table in self._dead)
+        if size > self._config.dead_letter_bytes_max:
+            raise LimitExceeded(
+                "bytes of bad records in one task",
+                limit=self._config.dead_letter_bytes_max,
+                actual=size,
+                hint=f"is it the right format? the first is bad because: {decoded.bad[0][1]}",
+            )
+
+    def _dead_letters(self) -> bytes:
+        dead = pa.concat_tables(self._dead) if self._dead else DEAD_SCHEMA.empty_table()
+        if not dead.num_rows:
+            return b""
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, DEAD_SCHEMA) as stream:
+            stream.write_table(
+                dead.sort_by([("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
+            )
+        return bytes(out.getvalue().to_pybytes())
+
+    def _new_columns(self) -> Seen:
+        """Columns to add: not those whose name is taken, which a table cannot tell apart by case."""
+        taken = {name.lower() for name in self._task.schema.names}
+        return {name: kinds for name, kinds in self._missing.items() if name.lower() not in taken}
+
+    def _write(self) -> tuple[DataFile, ...]:
+        table = self._partitioning.add(pa.concat_tables(self._tables))
+        table = table.select(self._task.schema.names)
+        kind = self._config.target.kind
+        store = self._clients.store(self._store)
+        files = []
+        for partition, rows in self._partitioning.cut(table):
+            # Iceberg reads the partition from the file; the others keep it outside.
+            body = rows if kind == "iceberg" else rows.drop_columns(list(partition))
+            data, footer = encode_parquet(body, self._config.compression)
+            path = file_name(partition, hive=kind != "delta")
+            self._clients.run(store.put(path, memoryview(data), ABSENT))
+            files.append(describe(path, data, footer, partition))
+        return tuple(files)
+
+
+def _joined(spans: tuple[Span, ...]) -> Iterator[Span]:
+    """Neighbouring spans as one, so that one scan reads ahead over all of them."""
+    current: Span | None = None
+    for span in spans:
+        if current is not None and (current.lane, current.end) == (span.lane, span.start):
+            current = Span(span.lane, current.start, span.end, current.bytes + span.bytes)
+            continue
+        if current is not None:
+            yield current
+        current = span
+    if current is not None:
+        yield current
+
+
+def _chunks(batches: Iterator[list[pa.RecordBatch]]) -> Iterator[pa.Table]:
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for some in batches:
+        for batch in some:
+            waiting.append(batch)
+            size += batch.column(SOURCE_SCHEMA.get_field_index("value")).nbytes
+            if size >= CHUNK_BYTES:
+                yield pa.Table.from_batches(waiting, SOURCE_SCHEMA)
+                waiting, size = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting, SOURCE_SCHEMA)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.BinaryArray:
+    """One array, whose offset may be anything."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
