@@ -55,6 +55,34 @@ async def test_many_keys_are_read_in_the_order_asked_for(coordinator: Coordinato
     assert list(await coordinator.get_many([])) == []
 
 
+async def test_one_key_and_the_next_above_another_are_read_together(
+    coordinator: Coordinator, directory: str
+) -> None:
+    home = "together"
+
+    async def look(key: str, start: str) -> tuple[str | None, str | None]:
+        found = await coordinator.get_and_ceiling(
+            f"{directory}/meta/{key}", f"{directory}/index/{start}", partition_key=home
+        )
+        first, second = (None if record is None else record.value.decode() for record in found)
+        return first, second
+
+    assert await look("control", "1") == (None, None)
+    await coordinator.write(
+        [
+            Put(f"{directory}/meta/control", b"control", partition_key=home),
+            *(Put(f"{directory}/index/{number}", b"%d" % number, partition_key=home) for number in (3, 5)),
+            # Neither a deeper directory nor the one that follows is an answer.
+            Put(f"{directory}/index/6/deeper", b"deeper", partition_key=home),
+            Put(f"{directory}/zzz/7", b"elsewhere", partition_key=home),
+        ]
+    )
+    assert await look("control", "1") == ("control", "3")
+    assert await look("control", "3") == ("control", "3")
+    assert await look("control", "4") == ("control", "5")
+    assert await look("nothing", "6") == (None, None)
+
+
 @pytest.mark.parametrize("value", [b"", b"\0", bytes(range(256)), b"x" * VALUE_BYTES_MAX])
 async def test_any_bytes_up_to_the_limit_are_kept(
     coordinator: Coordinator, directory: str, value: bytes

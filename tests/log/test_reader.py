@@ -12,7 +12,7 @@ from tests.log.hand_log import FAST, HandLog, numbered
 
 from forebay.errors import UsageError
 from forebay.kit.retry import RetryPolicy
-from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownTopic
+from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from forebay.log._fetched import Fetched, ReaderConfig, ReadRequest
 from forebay.log._keys import CATALOG_PARTITION_KEY, PartitionKeys, topic_key
 from forebay.log._schema import RECORD_SCHEMA
@@ -235,7 +235,7 @@ async def test_a_created_partition_without_records_is_empty() -> None:
     await log.coordinator.put(topic_key("orders"), entry, partition_key=CATALOG_PARTITION_KEY)
     assert (await log.reader().offsets("orders", 0)).next == 9
     assert await values(log, 9) == []
-    with pytest.raises(UnknownTopic, match="orders:1"):
+    with pytest.raises(UnknownPartition, match="no partition 1"):
         await log.reader().offsets("orders", 1)
 
 

@@ -187,6 +187,13 @@ class Coordinator(abc.ABC):
         """
         return await asyncio.gather(*(self.get(key, partition_key=home) for key, home in keys))
 
+    async def get_and_ceiling(
+        self, key: str, start: str, *, partition_key: str
+    ) -> tuple[Record | None, Record | None]:
+        """`get` of `key`, and after it `ceiling` of `start`: one round trip where keys are across a wire."""
+        found = await self.get(key, partition_key=partition_key)
+        return found, await self.ceiling(start, partition_key=partition_key)
+
     @abc.abstractmethod
     async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:
         """Apply many operations in one round trip (one per shard); one result each, in the order given.

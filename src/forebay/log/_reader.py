@@ -230,9 +230,13 @@ class LogReader:
     async def _view(self, keys: PartitionKeys) -> PartitionView:
         asked_at = self._clock.monotonic()
         view = await self._resolver.view(keys)
-        if self._cache is not None:
-            self._cache.saw_control(keys.topic, keys.partition, view.earliest, view.next, asked_at)
+        self._tell_cache(view, asked_at)
         return view
+
+    def _tell_cache(self, view: PartitionView, asked_at: float) -> None:
+        if self._cache is not None:
+            keys = view.keys
+            self._cache.saw_control(keys.topic, keys.partition, view.earliest, view.next, asked_at)
 
     def _ask(self, request: ReadRequest) -> _Ask:
         bytes_max = self._config.bytes_max if request.bytes_max is None else request.bytes_max
@@ -250,7 +254,10 @@ class LogReader:
     async def _look_up(self, ask: _Ask) -> None:
         """Set what to fetch, or the answer where there is nothing to fetch."""
         try:
-            view = ask.view = await self._view(ask.keys)
+            asked_at = self._clock.monotonic()
+            view, above = await self._resolver.view_at(ask.keys, max(ask.request.offset, 0))
+            ask.view = view
+            self._tell_cache(view, asked_at)
             check_range(view, ask.request.offset)
             if ask.request.offset == view.next:
                 ask.answer = _answer(ask, view, [])
@@ -268,6 +275,7 @@ class LogReader:
                 entries_max=entries_max,
                 bytes_max=ask.bytes_max,
                 cursor=cursor,
+                above=above,
             )
         except Unresolved as error:
             ask.located, ask.trouble = [], error

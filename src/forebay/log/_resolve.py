@@ -15,8 +15,10 @@ trimmers and late index puts are at work:
 * No entry covers the offset: trimmed since, or compacted between two pages of one lookup. Again from the
   control record, a bounded number of times.
 
-A lookup is one range scan. It sees one moment, never leaves the partition, steps over what does not cover
-without a further request, and finds the entries that follow as well.
+A random read asks for the control record and the first entry at or above its offset in one request, in this
+order. Where that entry is enough, and it is for records of one batch, nothing more is looked up. Otherwise
+one range scan follows. It sees one moment, never leaves the partition, steps over what does not cover without
+a further request, and finds the entries that follow as well.
 """
 
 from __future__ import annotations
@@ -124,7 +126,18 @@ class Resolver:
 
     async def view(self, keys: PartitionKeys) -> PartitionView:
         """The control record now. A partition that was created and never written to is empty."""
-        record = await self._get(keys.control, keys.partition_key)
+        return await self._as_view(keys, await self._get(keys.control, keys.partition_key))
+
+    async def view_at(self, keys: PartitionKeys, offset: int) -> tuple[PartitionView, Record | None]:
+        """`view`, and the first entry of the index at or above `offset` a moment later, in one request."""
+        control, above = await self._patiently(
+            lambda: self._coordinator.get_and_ceiling(
+                keys.control, keys.index(offset), partition_key=keys.partition_key
+            )
+        )
+        return await self._as_view(keys, control), above
+
+    async def _as_view(self, keys: PartitionKeys, record: Record | None) -> PartitionView:
         if record is None:
             first = await self._first_offset(keys)
             return PartitionView(keys, first, first, None, "OPEN", 0)
@@ -152,34 +165,45 @@ class Resolver:
         entries_max: int,
         bytes_max: int,
         cursor: int = 0,
+        above: Record | None = None,
     ) -> list[Located]:
         """Entries that cover `offset` and what follows, without a gap, in order; at least one.
 
-        `until` is exclusive and at most `view.next`. Entries of the write-ahead log that end below `cursor`
-        are stepped over. Raises `Unresolved` where nothing covers `offset`.
+        `above` is the first entry at or above `offset` where that is known: with it the lookup may need no
+        request. `until` is exclusive and at most `view.next`. Entries of the write-ahead log that end below
+        `cursor` are stepped over. Raises `Unresolved` where nothing covers `offset`.
         """
         pending = view.pending
         tail = view.next if pending is None else pending.start_offset
         walk = _Walk(view.keys, offset, cursor)
         if offset < tail:
-            await self._walk_index(walk, min(until, tail), entries_max, bytes_max)
+            await self._walk_index(walk, min(until, tail), entries_max, bytes_max, above)
         if pending is not None and pending.start_offset <= walk.position < min(until, view.next):
             walk.take(pending.start_offset, pending.end_offset, pending.index_entry())
         if not walk.found:
             raise Unresolved(f"{view.keys}: nothing in the index covers offset {offset}")
         return walk.found
 
-    async def _walk_index(self, walk: _Walk, until: int, entries_max: int, bytes_max: int) -> None:
+    async def _walk_index(
+        self, walk: _Walk, until: int, entries_max: int, bytes_max: int, above: Record | None
+    ) -> None:
         keys = walk.keys
         start, (_, end) = keys.index(walk.position), keys.index_range()
         limit = min(max(entries_max, LOOKUP_ENTRIES_MIN), SCAN_RECORDS_MAX)
+
+        def done(record: Record) -> bool:
+            walk.step(record)
+            enough = len(walk.found) >= entries_max or walk.bytes >= bytes_max
+            return enough or walk.position >= until
+
+        if above is not None:
+            if done(above):
+                return
+            start = above.key + "\0"
         while True:
             records = await self._scan(start, end, limit, keys.partition_key)
-            for record in records:
-                walk.step(record)
-                enough = len(walk.found) >= entries_max or walk.bytes >= bytes_max
-                if enough or walk.position >= until:
-                    return
+            if any(done(record) for record in records):
+                return
             if len(records) < limit:
                 return
             start, limit = records[-1].key + "\0", SCAN_RECORDS_MAX

@@ -82,6 +82,25 @@ class SimCoordinator(Coordinator):
             self._received("get", record)
         return found
 
+    async def get_and_ceiling(
+        self, key: str, start: str, *, partition_key: str
+    ) -> tuple[Record | None, Record | None]:
+        """`get` of `key`, and after it `ceiling` of `start`: one request."""
+        self._check_lookup(key, partition_key)
+        self._check_lookup(start, partition_key)
+        found = await self.link.call(
+            "get_and_ceiling",
+            f"{key} {start}",
+            lambda: (
+                self.state.get(key, partition_key),
+                self.state.neighbour(start, partition_key, up=True, equal=True),
+            ),
+            write=False,
+        )
+        for record in found:
+            self._received("get_and_ceiling", record)
+        return found
+
     async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:
         """One request per shard. A result may be `OutcomeUnknown` whether it was done or not."""
         validate_operations(operations)

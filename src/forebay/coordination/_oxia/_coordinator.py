@@ -120,6 +120,15 @@ class OxiaCoordinator(Coordinator):
             validate_partition_key(partition_key)
         return await self._use().reader.get_many(keys, self._deadline())
 
+    async def get_and_ceiling(
+        self, key: str, start: str, *, partition_key: str
+    ) -> tuple[Record | None, Record | None]:
+        """`get` of `key`, and after it `ceiling` of `start`, in one request."""
+        validate_key(key)
+        validate_key(start)
+        validate_partition_key(partition_key)
+        return await self._use().reader.get_and_ceiling(key, start, partition_key, self._deadline())
+
     async def range_scan(
         self, start: str, end: str, *, limit: int = SCAN_RECORDS_MAX, partition_key: str | None = None
     ) -> list[Record]:

@@ -94,6 +94,24 @@ class Reader:
             for key, answer in zip(keys, answers, strict=True)
         ]
 
+    async def get_and_ceiling(
+        self, key: str, start: str, partition_key: str, deadline: Deadline
+    ) -> tuple[Record | None, Record | None]:
+        """One record, and the nearest at or above another key: the server answers them in this order."""
+        shard = (await self._caller.assignments.current(deadline)).of(partition_key)
+        gets = [
+            pb.GetRequest(key=key, include_value=True, comparison=pb.EQUAL),
+            pb.GetRequest(key=start, include_value=True, comparison=pb.CEILING),
+        ]
+        try:
+            exact, above = await self._read(shard, gets, deadline)
+        except Trouble as trouble:
+            if trouble.kind is TroubleKind.INTERNAL_ENTRY:
+                # Nothing lies above `start` but an entry of the server itself, which spoilt both answers.
+                return await self._lookup(shard, key, pb.EQUAL, deadline), None
+            raise trouble.error(f"reading {key!r}") from None
+        return _in_directory(exact, key), _in_directory(above, start)
+
     async def nearest(
         self, key: str, comparison: pb.Comparison, partition_key: str | None, deadline: Deadline
     ) -> Record | None:
@@ -159,10 +177,7 @@ class Reader:
             if trouble.kind is TroubleKind.INTERNAL_ENTRY:
                 return None
             raise trouble.error(f"reading {key!r}") from None
-        if answer.status != pb.OK:
-            return None
-        record = _record(answer, key)
-        return record if directory_of(record.key) == directory_of(key) else None
+        return _in_directory(answer, key)
 
     async def _scan(self, shard: int, start: str, end: str, limit: int, deadline: Deadline) -> list[Record]:
         request = pb.RangeRequest(shard=shard, start_inclusive=start, end_exclusive=end)
@@ -212,6 +227,13 @@ class Reader:
             return await self._caller.on_leader(shard, deadline, call)
         except Trouble as trouble:
             raise trouble.error(doing) from None
+
+
+def _in_directory(answer: pb.GetResponse, key: str) -> Record | None:
+    if answer.status != pb.OK:
+        return None
+    record = _record(answer, key)
+    return record if directory_of(record.key) == directory_of(key) else None
 
 
 def _record(answer: pb.GetResponse, key: str) -> Record:
