@@ -51,6 +51,15 @@ def test_a_compiled_packer_and_the_join_agree() -> None:
     assert packer(many()) == record_block._join(many(), b"")
 
 
+@pytest.mark.parametrize("size", [0, 1, 100, 767, 769, 5_000])
+@pytest.mark.parametrize("outliers", [0, 1])
+def test_blocks_of_many_pieces_are_the_same_bytes(size: int, outliers: int) -> None:
+    """A sample decides how they are packed. Records that it misses change the speed, not the bytes."""
+    records = [random.Random(size).randbytes(size)] * (2_000_000 // (size + 4))
+    records[3 : 3 + outliers] = [b"x" * 100_000] * outliers
+    assert record_block.encode(records, b"end") == plain(records) + b"end"
+
+
 def test_slices_and_chunks_of_arrow_arrays_are_encoded_as_what_they_show() -> None:
     records = many(100)
     array = pa.array(records, pa.binary())

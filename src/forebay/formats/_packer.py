@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-__all__ = ["load_packer"]
+__all__ = ["Packer", "load_packer"]
 
 Packer: TypeAlias = Callable[[list[bytes]], bytes]
 

@@ -14,13 +14,16 @@ The page costs about a tenth of a millisecond whatever its size, so small blocks
 reader checks every length against the end of the page but accepts bytes after the last record, so sizes are
 added up afterwards. Where either objects, the block is walked in Python to say where it is wrong.
 
-Encoding takes a compiled packer where one is installed (see `_packer`). Without it, records of equal length,
-which is what most producers send, are one `join` with the length as the separator, and others are one `join`
-over headers and records in turn. Arrow arrays are joined by Arrow.
+Encoding small records takes a compiled packer where one is installed (see `_packer`). A large block is packed
+piece by piece into one buffer: memory that was never touched costs more than the copy, and a piece reuses
+that of the one before. Large records, and all of them without a packer, are joined. Records of equal length,
+which is what most producers send, are one `join` with the length as the separator; others are one `join` over
+headers and records in turn. Arrow arrays are joined by Arrow.
 """
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -30,7 +33,7 @@ import pyarrow as pa
 
 from forebay.errors import LimitExceeded, UsageError
 from forebay.formats._errors import Corrupt
-from forebay.formats._packer import load_packer
+from forebay.formats._packer import Packer, load_packer
 
 __all__ = [
     "LENGTH_BYTES",
@@ -47,12 +50,19 @@ RECORD_BYTES_MAX: Final = (1 << 32) - 1
 """Longest record that a length can name."""
 PACKER_RECORDS_MIN: Final = 16
 """Records from which on a compiled packer is asked."""
+PACKER_MEAN_BYTES_MAX: Final = 768
+"""Mean size of records, as sampled, up to which it is: the time of larger ones is all copying."""
+ONE_PIECE_BYTES_MAX: Final = 1024 * 1024
+"""Size of a block, as estimated, up to which it is packed in one go and copied once more for its tail."""
+PIECE_BYTES: Final = 32 * 1024
+"""Bytes that the packer packs at a time, about: what stays in the cache and below what malloc maps anew."""
 PAGE_RECORDS_MIN: Final = 400
 """Records from which on the Parquet page is faster than a loop."""
 PAGE_BYTES_MAX: Final = (1 << 31) - 1024
 """Largest block that fits into one page: sizes there are signed 32-bit numbers."""
 
 _LENGTH: Final = struct.Struct("<I")
+_SAMPLES: Final = 8
 _WHAT: Final = "record block"
 
 
@@ -71,10 +81,35 @@ def encode(records: Sequence[bytes] | pa.BinaryArray, tail: bytes = b"") -> byte
     if not records:
         return tail
     packer = load_packer() if len(records) >= PACKER_RECORDS_MIN else None
-    if packer is not None:
-        packed = packer(records if isinstance(records, list) else list(records))
-        return packed + tail if tail else packed
-    return _join(records, tail)
+    sample = records[:: len(records) // _SAMPLES + 1]
+    mean = LENGTH_BYTES + sum(map(len, sample)) // len(sample)
+    if packer is None or mean > PACKER_MEAN_BYTES_MAX:
+        return _join(records, tail)
+    whole = records if isinstance(records, list) else list(records)
+    if mean * len(records) <= ONE_PIECE_BYTES_MAX:
+        return _checked(packer(whole), whole) + tail
+    return _pack_pieces(packer, whole, tail, mean)
+
+
+def _pack_pieces(packer: Packer, records: list[bytes], tail: bytes, mean: int) -> bytes:
+    out = io.BytesIO()
+    out.seek(mean * len(records) + len(tail))
+    out.write(b"\0")  # Makes room at once: growing by and by would copy what is there many times.
+    out.seek(0)
+    step = PIECE_BYTES // mean
+    for start in range(0, len(records), step):
+        piece = records[start : start + step]
+        out.write(_checked(packer(piece), piece))
+    out.write(tail)
+    out.truncate()
+    return out.getvalue()
+
+
+def _checked(packed: bytes, records: list[bytes]) -> bytes:
+    """The packer would cut the length of a longer record without a word."""
+    if len(packed) > RECORD_BYTES_MAX:
+        _check_lengths(max(map(len, records)))
+    return packed
 
 
 def _join(records: Sequence[bytes], tail: bytes) -> bytes:
