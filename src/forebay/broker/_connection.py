@@ -126,7 +126,8 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._refuse(400, "BadRequest", "there is nothing to upgrade to", "leave the Upgrade header out")
+            # Nothing here can be upgraded to: the request is answered as it is, what follows it is unread.
+            self._refusing = self._unread = True
         except httptools.HttpParserError as error:
             self._refuse(400, "BadRequest", f"this is not HTTP: {error}", "see RFC 9112")
         self._regulate()

@@ -1,0 +1,322 @@
+"""What clients do to a server, on purpose or not: slow, half-closed, pipelined, oversized, malformed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from tests.broker.bed import FAST, Client, serving, until
+
+from forebay.broker import BrokerConfig, HttpLimits
+from forebay.broker._limits import HEADERS_MAX, PIPELINE_MAX, TARGET_BYTES_MAX
+
+SHORT = BrokerConfig(
+    producer=FAST, limits=HttpLimits(head_timeout_ms=150, body_timeout_ms=150, idle_timeout_ms=150)
+)
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def alive(client: Client) -> bool:
+    return (await client.get("/health")).status == 200
+
+
+async def test_connection_is_kept_for_the_next_request() -> None:
+    async with serving() as (broker, client):
+        wire = await client.open()
+        for _ in range(3):
+            await wire.send("GET", "/health")
+            assert (await wire.answer()).status == 200
+        assert len(broker.server.connections) == 1
+        await wire.close()
+
+
+async def test_pipelined_requests_are_answered_in_their_order() -> None:
+    async with serving() as (_, client):
+        await client.produce("t", 0, ["a"])
+        wire = await client.open()
+        poll = json.dumps(
+            {"topic_partitions": [{"topic": "t", "partition": 0, "fetch_offset": 2}], "max_wait_ms": 150}
+        ).encode()
+        # The first waits, the others could be answered at once: they stand behind it all the same.
+        await wire.send("POST", "/consume", poll, {"X-Request-Id": "0"})
+        for number in range(1, PIPELINE_MAX * 3):
+            await wire.send("GET", "/health", None, {"X-Request-Id": str(number)})
+        answers = [await wire.answer() for _ in range(PIPELINE_MAX * 3)]
+        assert [answer.headers["X-Request-Id"] for answer in answers] == [
+            str(number) for number in range(PIPELINE_MAX * 3)
+        ]
+        await wire.close()
+
+
+async def test_pipelined_appends_keep_their_order() -> None:
+    async with serving() as (_, client):
+        wire = await client.open()
+        for number in range(20):
+            batch = {"topic": "t", "partition": 0, "records": [str(number)]}
+            await wire.send("POST", "/produce", json.dumps({"topic_partitions": [batch]}).encode())
+        offsets = [(await wire.answer()).json()["results"][0]["start_offset"] for _ in range(20)]
+        assert offsets == list(range(1, 21))
+        records = (await client.consume("t", 0, 1)).json()["results"][0]["records"]
+        assert [record["value"] for record in records] == [str(number) for number in range(20)]
+        await wire.close()
+
+
+async def test_body_in_small_pieces_and_in_chunks_is_whole() -> None:
+    body = json.dumps({"topic_partitions": [{"topic": "t", "partition": 0, "records": ["a", "é"]}]}).encode()
+    async with serving() as (_, client):
+        wire = await client.open()
+        head = f"POST /produce HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        for byte in head + body:
+            await wire.raw(bytes([byte]))
+        assert (await wire.answer()).status == 200
+        chunks = b"".join(b"%x\r\n%b\r\n" % (1, bytes([byte])) for byte in body) + b"0\r\n\r\n"
+        await wire.raw(
+            b"POST /produce HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+        )
+        assert (await wire.answer()).json()["results"][0]["start_offset"] == 3
+        await wire.close()
+
+
+async def test_client_that_expects_to_be_asked_for_the_body_is() -> None:
+    body = b'{"topic_partitions": [{"topic": "t", "partition": 0, "records": ["a"]}]}'
+    async with serving() as (_, client):
+        wire = await client.open()
+        await wire.raw(
+            b"POST /produce HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body)
+        )
+        assert (await wire.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+        await wire.raw(body)
+        assert (await wire.answer()).status == 200
+        await wire.close()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /health HTT",
+        b"GET /health HTTP/1.1\r\nHost: loc",
+        b"POST /produce HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+        b"POST /produce HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+    ],
+)
+async def test_slow_request_is_408_and_others_are_served(start: bytes) -> None:
+    async with serving(SHORT) as (broker, client):
+        wire = await client.open()
+        await wire.raw(start)
+        assert await alive(client)
+        answer = await wire.answer()
+        assert answer.status == 408
+        assert answer.headers["Connection"] == "close"
+        await wire.ended()
+        await wire.close()
+        assert broker.server.body_bytes == 0
+
+
+async def test_drip_of_bytes_does_not_keep_a_connection_open() -> None:
+    async with serving(SHORT) as (_, client):
+        wire = await client.open()
+        await wire.raw(b"GET /health HTTP/1.1\r\n")
+
+        async def drip() -> None:
+            while True:
+                await wire.raw(b"X-A: b\r\n")
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        assert (await wire.answer()).status == 408
+        dripping.cancel()
+        await asyncio.gather(dripping, return_exceptions=True)
+        await wire.close()
+
+
+async def test_idle_connections_end_without_a_word() -> None:
+    async with serving(SHORT) as (broker, client):
+        fresh, used = await client.open(), await client.open()
+        await used.send("GET", "/health")
+        assert (await used.answer()).status == 200
+        assert await fresh.ended() == b""
+        assert await used.ended() == b""
+        await fresh.close()
+        await used.close()
+        assert not broker.server.connections
+
+
+async def test_client_that_takes_no_answer_is_cut_off() -> None:
+    limits = HttpLimits(write_timeout_ms=150)
+    async with serving(limits=limits) as (broker, client):
+        await client.produce("t", 0, ["x" * 1_000_000] * 8)
+        wire = await client.open()
+        place = {"topic": "t", "partition": 0, "fetch_offset": 1}
+        poll = json.dumps({"topic_partitions": [place]}).encode()
+        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(4):
+            await wire.send("POST", "/consume", poll)
+        await until(lambda: not broker.server.connections)
+        await wire.close()
+        assert await alive(client)
+
+
+async def test_half_closed_client_gets_its_answer() -> None:
+    async with serving() as (broker, client):
+        wire = await client.open()
+        body = b'{"topic_partitions": [{"topic": "t", "partition": 0, "records": ["a"]}]}'
+        await wire.send("POST", "/produce", body)
+        wire.writer.write_eof()
+        assert (await wire.answer()).status == 200
+        assert await wire.ended() == b""
+        await wire.close()
+        assert not broker.server.connections
+
+
+async def test_half_closed_long_poll_is_answered_at_once() -> None:
+    async with serving() as (_, client):
+        await client.produce("t", 0, ["a"])
+        wire = await client.open()
+        place = {"topic": "t", "partition": 0, "fetch_offset": 2}
+        poll = json.dumps({"topic_partitions": [place], "max_wait_ms": 60_000}).encode()
+        await wire.send("POST", "/consume", poll)
+        wire.writer.write_eof()
+        assert (await wire.answer()).json()["results"][0]["records"] == []
+        await wire.close()
+
+
+@pytest.mark.parametrize("after", [b"", b"POST /produce HTTP/1.1\r\nContent-Length: 50\r\n\r\n{"])
+async def test_client_that_vanishes_leaves_nothing_behind(after: bytes) -> None:
+    async with serving() as (broker, client):
+        wire = await client.open()
+        await wire.raw(after)
+        wire.writer.transport.abort()
+        await until(lambda: not broker.server.connections)
+        assert broker.server.body_bytes == 0
+        assert await alive(client)
+        await wire.close()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET /health HTTP/9.9\r\n\r\n", 400),
+        (b"GET " + b"/" * (TARGET_BYTES_MAX + 10) + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET /health HTTP/1.1\r\n" + b"X-A: b\r\n" * (HEADERS_MAX + 1) + b"\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nX-A: " + b"b" * 100_000 + b"\r\n\r\n", 431),
+        (b"POST /produce HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", 413),
+        (b"POST /produce HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /produce HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde", 400),
+        (b"POST /produce HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST /produce HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST /produce HTTP/1.1\r\nHost: localhost\r\n\r\n", 411),
+    ],
+)
+async def test_what_is_not_proper_http_is_refused_with_a_reason(request_bytes: bytes, status: int) -> None:
+    async with serving() as (broker, client):
+        wire = await client.open()
+        await wire.raw(request_bytes)
+        answer = await wire.answer()
+        assert answer.status == status, answer.body
+        assert answer.json()["error"]["message"]
+        await wire.close()
+        assert await alive(client)
+        assert broker.server.body_bytes == 0
+
+
+async def test_upgrade_is_not_taken_up_and_the_connection_ends() -> None:
+    async with serving() as (_, client):
+        wire = await client.open()
+        await wire.send("GET", "/health", None, {"Upgrade": "websocket", "Connection": "Upgrade"})
+        assert (await wire.answer()).status == 200
+        assert await wire.ended() == b""
+        await wire.close()
+
+
+async def test_refused_client_that_goes_on_sending_reads_its_answer() -> None:
+    limits = HttpLimits(body_max_bytes=1_000)
+    async with serving(limits=limits) as (_, client):
+        wire = await client.open()
+        await wire.raw(b"POST /produce HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n")
+        for _ in range(40):
+            await wire.raw(b"x" * 50_000)
+        assert (await wire.answer()).status == 413
+        await wire.close()
+
+
+async def test_chunked_body_over_the_limit_is_413() -> None:
+    limits = HttpLimits(body_max_bytes=1_000)
+    async with serving(limits=limits) as (broker, client):
+        wire = await client.open()
+        await wire.raw(b"POST /produce HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await wire.raw((b"%x\r\n%b\r\n" % (400, b"x" * 400)) * 4)
+        assert (await wire.answer()).status == 413
+        await wire.close()
+        assert broker.server.body_bytes == 0
+
+
+async def test_bodies_of_all_requests_together_are_bounded() -> None:
+    limits = HttpLimits(body_max_bytes=1_000, bodies_max_bytes=1_500)
+    async with serving(limits=limits) as (broker, client):
+        first = await client.open()
+        await first.raw(b"POST /produce HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
+        await until(lambda: broker.server.body_bytes == 1_000)
+        second = await client.open()
+        await second.raw(b"POST /produce HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n")
+        answer = await second.answer()
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        await first.close()
+        await second.close()
+
+
+async def test_connections_over_the_limit_are_told_so() -> None:
+    async with serving(limits=HttpLimits(connections_max=2)) as (_, client):
+        first, second = await client.open(), await client.open()
+        for wire in (first, second):
+            await wire.send("GET", "/health")
+            assert (await wire.answer()).status == 200
+        third = await client.open()
+        assert (await third.answer()).status == 503
+        await third.close()
+        await first.send("GET", "/health")
+        assert (await first.answer()).status == 200
+        await first.close()
+        await second.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "records", "name"),
+    [
+        ({"records_max": 3}, ["a"] * 4, "records_max"),
+        ({"record_max_bytes": 10}, ["x" * 11], "record_max_bytes"),
+    ],
+)
+async def test_limits_of_records_are_named_in_the_error(
+    change: dict[str, int], records: list[str], name: str
+) -> None:
+    async with serving(limits=HttpLimits(**change)) as (_, client):
+        answer = await client.produce("t", 0, records)
+        assert answer.status == 400
+        assert name in answer.json()["error"]["message"]
+
+
+async def test_partitions_of_a_request_are_bounded() -> None:
+    async with serving(limits=HttpLimits(partitions_max=2)) as (_, client):
+        batches = [{"topic": "t", "partition": number, "records": ["a"]} for number in range(3)]
+        answer = await client.post("/produce", {"topic_partitions": batches})
+        assert answer.status == 400
+        assert "partitions_max" in answer.json()["error"]["message"]
+        places = [{"topic": "t", "partition": number, "fetch_offset": 1} for number in range(3)]
+        assert (await client.post("/consume", {"topic_partitions": places})).status == 400
+
+
+async def test_head_is_get_without_a_body_and_http_10_closes() -> None:
+    async with serving() as (_, client):
+        answer = await client.request("HEAD", "/health")
+        assert answer.status == 200
+        assert int(answer.headers["Content-Length"]) > 0
+        wire = await client.open()
+        await wire.raw(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        whole = await wire.ended()
+        assert whole.startswith(b"HTTP/1.1 200")
+        assert b"Connection: close" in whole
+        await wire.close()
