@@ -93,7 +93,8 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._end(Answer(400, b"upgrades are not supported"))
+            # It is answered as if it had not asked for another protocol, and that is all.
+            self._request.keep_alive = False
         except httptools.HttpParserError as error:
             # Errors of our own callbacks come wrapped.
             broken = error.__context__
