@@ -1,6 +1,7 @@
 """Quiver: durable Arrow store-and-forward on local disk, for many subscribers."""
 
 from forebay.quiver._config import QuiverConfig
+from forebay.quiver._cores import QuiverCore
 from forebay.quiver._delivery import Delivery
 from forebay.quiver._disk import Disk, DiskFile
 from forebay.quiver._errors import DirectoryInUse, QuiverFailed, QuiverFull, UnknownSubscriber
@@ -20,6 +21,7 @@ __all__ = [
     "LocalDisk",
     "Quiver",
     "QuiverConfig",
+    "QuiverCore",
     "QuiverFailed",
     "QuiverFull",
     "QuiverStats",

@@ -61,7 +61,9 @@ class Item:
     size: int
     """Bytes of the whole frame."""
     payload: Any
-    done: asyncio.Future[None]
+    done: asyncio.Future[Any]
+    answer: Any = None
+    """What `done` gives."""
 
 
 @dataclass(slots=True)
@@ -345,7 +347,7 @@ class GroupLog:
             self._on_durable(group)
             for item in group:
                 if not item.done.done():
-                    item.done.set_result(None)
+                    item.done.set_result(item.answer)
         elif isinstance(problem, OSError):
             _fail(group, from_os_error(f"writing the {self._suffix} file", problem))
         else:

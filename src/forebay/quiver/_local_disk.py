@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from forebay.quiver._disk import DiskFile, Lane, Piece
 
-__all__ = ["LocalDisk"]
+__all__ = ["LocalDisk", "sync_directory"]
 
 T = TypeVar("T")
 _Job: TypeAlias = tuple[Callable[[], Any], Callable[[Any, Any], None], asyncio.AbstractEventLoop]
@@ -72,11 +72,11 @@ class LocalDisk:
             path.mkdir(mode=0o750)
         except FileExistsError:
             return
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
     def sync_directory(self, directory: str) -> None:
         """fsync of the directory."""
-        _sync_directory(self._root / directory)
+        sync_directory(self._root / directory)
 
     def rename(self, old: str, new: str) -> None:
         """rename(2)."""
@@ -209,7 +209,8 @@ class _LocalFile:
         os.close(self._descriptor)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """fsync of a directory: names in it are durable then."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

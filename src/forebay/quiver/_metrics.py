@@ -53,5 +53,6 @@ class QuiverMetrics:
         self.in_flight = gauge("quiver.subscriber.in_flight", "Segments under a lease", labels)
         self.read_errors = counter("quiver.read.errors_total", "Reads of a segment that failed")
         self.disk_accounted = gauge("quiver.disk.bytes_accounted", "Bytes of all files, as counted")
+        self.core_bytes = gauge("quiver.core.bytes", "Bytes of all files of a core", ("core_id",))
         self.cap_fraction = gauge("quiver.core.cap_fraction", "Share of the size cap in use")
         self.clock_jumps = counter("quiver.clock.jump_total", "Steps of the wall clock that paused expiry")

@@ -34,6 +34,7 @@ from forebay.formats.quiver_wal import SchemaForm
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver._acks import Acks
+from forebay.quiver._budget import Budget, OwnBudget
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Deliveries, Delivery
 from forebay.quiver._disk import Disk, Piece
@@ -85,9 +86,13 @@ class Quiver:
         clock: Clock | None = None,
         randomness: random.Random | None = None,
         metrics: MetricsRegistry | None = None,
+        budget: Budget | None = None,
+        core: int = 0,
     ) -> None:
+        self._core = core
         self._disk: Disk = LocalDisk(path) if isinstance(path, str | os.PathLike) else path
         self._config = config or QuiverConfig()
+        self._budget = budget or OwnBudget(self._config.size_cap_bytes)
         self._clock = clock or SystemClock()
         self._random = randomness or random.SystemRandom()
         self._metrics = QuiverMetrics(metrics or MetricsRegistry())
@@ -173,6 +178,7 @@ class Quiver:
                 self._finalizer,
                 self._deliveries,
                 self._segments,
+                self._budget,
             )
         )
         self._acks.start(
@@ -262,6 +268,16 @@ class Quiver:
         Raises `QuiverFull` at the size cap, `StorageFull` on a full disk, `QuiverFailed` after a failed sync:
         all certainly not done. `OutcomeUnknown` only where the sync of this very batch failed.
         """
+        return await (await self.submit(batch, signal=signal, context=context))
+
+    async def submit(
+        self, batch: pa.RecordBatch, *, signal: str = "logs", context: Mapping[str, str] | None = None
+    ) -> asyncio.Future[Receipt]:
+        """Queue a batch, for one producer with many in flight: the future is done once it is durable.
+
+        Batches become durable in the order of the calls. Waits while `pending_bytes_max` is exceeded or the
+        WAL is full, and raises what `ingest` raises before the batch is queued; the future has the rest.
+        """
         self._check_open()
         wal, config = self._wal, self._config
         if wal.pending_bytes >= config.pending_bytes_max:
@@ -278,8 +294,8 @@ class Quiver:
         now_ms = self._clock.now_ms()
         payload = _Payload(signal, form.fingerprint, self._held(batch, size, pieces), context, size, now_ms)
         item = wal.append(ENTRY_TYPE, now_ms * 1_000_000, pieces, length, payload)
-        await item.done
-        return Receipt(item.sequence, now_ms)
+        item.answer = Receipt(item.sequence, now_ms)
+        return item.done
 
     async def flush(self) -> None:
         """Finalize everything ingested so far; return once it is in segments. Raises what prevents it."""
@@ -404,6 +420,11 @@ class Quiver:
         self._deliveries.forget(name)
         return True
 
+    def has_subscriber(self, name: str) -> bool:
+        """Whether such a subscriber is registered."""
+        self._check_open()
+        return name in self._acks.state.subscribers
+
     async def next(self, name: str, timeout_s: float | None = None) -> Delivery | None:
         """The next segment for a subscriber, or None after `timeout_s`. None waits for ever."""
         self._check_open()
@@ -466,7 +487,8 @@ class Quiver:
         metrics.ack_records.set(self._acks.records_since_checkpoint)
         metrics.checkpoint_age.set(self._acks.checkpoint_age_s)
         metrics.disk_accounted.set(stats.used_bytes)
-        metrics.cap_fraction.set(stats.used_bytes / self._config.size_cap_bytes)
+        metrics.core_bytes.labels(str(self._core)).set(stats.used_bytes)
+        metrics.cap_fraction.set(stats.used_bytes / self._budget.cap_bytes)
         for each in stats.subscribers:
             metrics.lag.labels(each.name).set(each.lag_segments)
             metrics.oldest_pending.labels(each.name).set(each.oldest_pending_ms / 1000)

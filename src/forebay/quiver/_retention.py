@@ -10,7 +10,7 @@ between leaves a file that the next opening deletes again. One stuck segment sto
 judged on its own.
 
 **The cap is about files.** It counts WAL, segments, `ack.log`, checkpoints, quarantine and dead letters, and
-what the data in memory will need when it becomes a segment.
+what the data in memory will need when it becomes a segment. Several instances may share one (`_budget`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from forebay.errors import ForebayError
 from forebay.formats.quiver_ack import Dropped, Outcome, Record
 from forebay.kit.clock import Clock
 from forebay.quiver._acks import Acks
+from forebay.quiver._budget import Budget
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Deliveries
 from forebay.quiver._disk import Disk
@@ -32,7 +33,7 @@ from forebay.quiver._group_log import GroupLog
 from forebay.quiver._metrics import QuiverMetrics
 from forebay.quiver._segment_file import SegmentInfo, segment_name
 
-__all__ = ["Parts", "Retention"]
+__all__ = ["RESERVE_BYTES", "Parts", "Retention"]
 
 CLOCK_JUMP_MS: Final = 60_000
 """A forward step of the wall clock that pauses expiry."""
@@ -55,6 +56,7 @@ class Parts:
     finalizer: Finalizer
     deliveries: Deliveries
     segments: dict[int, SegmentInfo]
+    budget: Budget
 
 
 class Retention:
@@ -62,6 +64,7 @@ class Retention:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._budget = parts.budget
         self._config = parts.config
         self.lock = asyncio.Lock()
         """Held by whoever deletes segments, or must see none deleted."""
@@ -113,10 +116,14 @@ class Retention:
         """Sweep, expire, and hold the cap."""
         async with self.lock:
             await self._trim()
-            await self._sweep(self._config.headroom_bytes)
+            others_need = self._budget.is_short
+            if others_need:
+                await self._parts.wal.drop_spares()
+            await self._sweep(0 if others_need else self._config.headroom_bytes)
             await self._expire()
             if self.is_over(0):
                 await self._relieve(0)
+            self._budget.publish(self.projected_bytes(0))
 
     async def admit(self, more: int) -> None:
         """Make room for a batch, or raise `QuiverFull`."""
@@ -126,8 +133,10 @@ class Retention:
             if self.is_over(more):
                 await self._relieve(more)
         if self.is_over(more):
+            self._budget.publish(self.projected_bytes(0))
+            self._budget.refused()
             self._parts.metrics.throttled.inc()
-            raise QuiverFull(used=self.projected_bytes(0), cap=self._config.size_cap_bytes, needed=2 * more)
+            raise QuiverFull(used=self.projected_bytes(0), cap=self._budget.cap_bytes, needed=2 * more)
 
     async def trim(self) -> None:
         """Delete WAL files that hold nothing but what is in segments."""
@@ -136,7 +145,7 @@ class Retention:
 
     def is_over(self, more: int) -> bool:
         """Whether `more` bytes of a new batch would pass the cap."""
-        return self.projected_bytes(more) > self._config.size_cap_bytes
+        return self._budget.is_over(self.projected_bytes(more))
 
     async def _trim(self) -> None:
         parts = self._parts
@@ -196,6 +205,7 @@ class Retention:
         if self._config.size_cap_policy != "drop_oldest":
             return
         self._parts.metrics.emergencies.inc()
+        self._budget.refused()
         while self.is_over(more):
             victim = self._victim()
             if victim is not None:

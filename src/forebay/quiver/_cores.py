@@ -1,0 +1,238 @@
+"""One instance per core on one directory: `core_<id>/` below a root, and shards that nobody opens any more.
+
+Python has one interpreter lock per process, so a core is mostly a process; several in one process work as
+well. Each instance has its own WAL, `ack.log`, segments and lock: no core waits for another. They have the
+disk in common: with `static` each has an even part of `size_cap_bytes`, with `shared` they divide it by need
+(`_budget`).
+
+**Fewer cores than before.** A shard `core_<id>` with an id that no core has is *adopted* by core `id mod N`:
+it takes nothing new, its data is finalized and delivered to the subscribers of that core, and when the last
+of it is gone, so is the directory. Rejected and damaged files in it move to the adopter first.
+
+**Crash points.** Adoption writes nothing of its own, so a crash means adopting again. The WAL is removed
+first, and that is synced, because without `ack.log` its entries would count as new; what is left then is a
+store without data, and the next adoption removes the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Self
+
+import pyarrow as pa
+
+from forebay.errors import UsageError
+from forebay.kit.clock import Clock, SystemClock
+from forebay.kit.metrics import MetricsRegistry
+from forebay.quiver._budget import CORES_MAX, Budget, OwnBudget, SharedBudget
+from forebay.quiver._config import QuiverConfig
+from forebay.quiver._delivery import Delivery
+from forebay.quiver._errors import DirectoryInUse
+from forebay.quiver._local_disk import sync_directory
+from forebay.quiver._quiver import Quiver, Receipt
+from forebay.quiver._retention import RESERVE_BYTES
+
+__all__ = ["QuiverCore"]
+
+ADOPTED_POLL_S: Final = 0.1
+"""Seconds between two looks at adopted shards, while there are any."""
+_NAME: Final = re.compile(r"core_(\d{1,3})")
+
+
+def _shard(root: Path, core: int) -> Path:
+    return root / f"core_{core}"
+
+
+class QuiverCore:
+    """What one core of `cores` sees: its own instance, and the shards it adopted."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        core: int,
+        cores: int,
+        config: QuiverConfig | None = None,
+        *,
+        sharing: Literal["static", "shared"] = "static",
+        clock: Clock | None = None,
+        randomness: random.Random | None = None,
+        metrics: MetricsRegistry | None = None,
+    ) -> None:
+        if not 1 <= cores <= CORES_MAX or not 0 <= core < cores:
+            raise UsageError(
+                f"core {core} of {cores}", hint=f"core is 0 to cores - 1, cores 1 to {CORES_MAX}"
+            )
+        if sharing not in ("static", "shared"):
+            raise UsageError(f"sharing is {sharing!r}", hint="one of static, shared")
+        self._root = Path(path)
+        self._core, self._cores, self._sharing = core, cores, sharing
+        self._whole = config or QuiverConfig()
+        self._clock = clock or SystemClock()
+        self._random = randomness
+        self._metrics = metrics or MetricsRegistry()
+        self._config = self._whole if sharing == "shared" else self._slice()
+        self._budgets: dict[int, Budget] = {}
+        self._adopted: dict[int, Quiver] = {}
+        self.own: Quiver
+        """The instance of this core, once it is open."""
+
+    def _slice(self) -> QuiverConfig:
+        share = self._whole.size_cap_bytes // self._cores
+        try:
+            return dataclasses.replace(self._whole, size_cap_bytes=share)
+        except UsageError as error:
+            raise UsageError(
+                f"{self._cores} cores have {share:,} bytes each",
+                hint="each needs wal_bytes_max + 2 segment_bytes: fewer cores, or a larger size_cap_bytes",
+            ) from error
+
+    # Opening and closing.
+
+    async def open(self) -> Self:
+        """Open this core's instance and adopt what is its to adopt. Raises `DirectoryInUse`."""
+        self._root.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self.own = await self._instance(self._core).open()
+        try:
+            await self._adopt()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    def _instance(self, core: int) -> Quiver:
+        whole = self._whole
+        budget: Budget
+        if self._sharing == "static":
+            budget = OwnBudget(self._config.size_cap_bytes)
+        else:
+            reserve = whole.wal_bytes_max + 2 * whole.segment_bytes + whole.ack_file_bytes + RESERVE_BYTES
+            budget = SharedBudget(
+                self._root / "usage",
+                core=core,
+                cores=self._cores,
+                cap_bytes=whole.size_cap_bytes,
+                reserve_bytes=reserve,
+                clock=self._clock,
+            )
+        self._budgets[core] = budget
+        return Quiver(
+            _shard(self._root, core),
+            self._config,
+            clock=self._clock,
+            randomness=self._random,
+            metrics=self._metrics,
+            budget=budget,
+            core=core,
+        )
+
+    async def _adopt(self) -> None:
+        for entry in sorted(self._root.iterdir()):
+            match = _NAME.fullmatch(entry.name)
+            number = int(match[1]) if match else -1
+            if not self._cores <= number < CORES_MAX or number % self._cores != self._core:
+                continue
+            # A process of the time with more cores may still be there: it keeps its shard.
+            with contextlib.suppress(DirectoryInUse):
+                self._adopted[number] = await self._instance(number).open()
+
+    async def close(self) -> None:
+        """Close everything."""
+        for each in (*self._adopted.values(), self.own):
+            await each.close()
+        self._adopted = {}
+        for budget in self._budgets.values():
+            budget.close()
+        self._budgets = {}
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # What a store does.
+
+    @property
+    def adopted(self) -> list[int]:
+        """Shards of cores that are no more, and still have data."""
+        return sorted(self._adopted)
+
+    async def ingest(
+        self, batch: pa.RecordBatch, *, signal: str = "logs", context: Mapping[str, str] | None = None
+    ) -> Receipt:
+        """As `Quiver.ingest`, into this core's instance."""
+        return await self.own.ingest(batch, signal=signal, context=context)
+
+    async def register(self, name: str, start: str | int = "earliest") -> None:
+        """Add a subscriber to this core, and to what it adopted."""
+        await self.own.register(name, start)
+        for each in self._adopted.values():
+            await each.register(name, start if isinstance(start, str) else "earliest")
+
+    async def unregister(self, name: str) -> bool:
+        """Remove a subscriber from this core, and from what it adopted."""
+        found = await self.own.unregister(name)
+        for each in self._adopted.values():
+            found = await each.unregister(name) or found
+        return found
+
+    async def next(self, name: str, timeout_s: float | None = None) -> Delivery | None:
+        """The next segment for a subscriber: adopted ones first, they are older."""
+        deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
+        while self._adopted:
+            for each in self._adopted.values():
+                if each.has_subscriber(name) and (found := await each.next(name, 0)) is not None:
+                    return found
+            left = ADOPTED_POLL_S if deadline is None else deadline - self._clock.monotonic()
+            if (found := await self.own.next(name, max(0.0, min(left, ADOPTED_POLL_S)))) is not None:
+                return found
+            await self.release_adopted()
+            if deadline is not None and self._clock.monotonic() >= deadline:
+                return None
+        left_s = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
+        return await self.own.next(name, left_s)
+
+    async def flush(self) -> None:
+        """Finalize what is open, here and in adopted shards."""
+        for each in (self.own, *self._adopted.values()):
+            await each.flush()
+
+    async def maintain(self) -> None:
+        """One pass of cleanup, and the end of adopted shards that are empty."""
+        for each in (self.own, *self._adopted.values()):
+            await each.maintain()
+        await self.release_adopted()
+
+    async def release_adopted(self) -> None:
+        """Remove adopted shards whose data everybody has had. Without subscribers they stay."""
+        for number, each in list(self._adopted.items()):
+            stats = each.stats()
+            if stats.segments or stats.open_bytes:
+                continue
+            del self._adopted[number]
+            await each.close()
+            self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        place, own = _shard(self._root, number), _shard(self._root, self._core)
+        for directory in ("dead", "quarantine"):
+            for file in sorted((place / directory).glob("*")):
+                file.rename(own / directory / f"core_{number}-{file.name}")
+        shutil.rmtree(place / "wal")
+        sync_directory(place)
+        shutil.rmtree(place)
+        sync_directory(self._root)
+        budget = self._budgets.pop(number)
+        if isinstance(budget, SharedBudget):
+            budget.forget()
+        budget.close()
