@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import sqlite3
@@ -11,17 +10,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from forebay.coordination import ABSENT, Put, SqliteCoordinator, _sqlite_file, _sqlite_writer
+from forebay.coordination import ABSENT, SqliteCoordinator, _sqlite_file, _sqlite_writer
 from forebay.errors import (
     AccessDenied,
     ForebayError,
     NotFound,
-    OutcomeUnknown,
-    PreconditionFailed,
     StorageDamaged,
     StorageFull,
     Unavailable,
@@ -164,7 +160,8 @@ def test_stuck_turn_is_reported_instead_of_waited_for(
     file = _sqlite_file.SqliteFile(tmp_path / "c.db")
     descriptor = file.open_turn()
     try:
-        with _sqlite_file.turn(descriptor), pytest.raises(Unavailable) as caught:
+        _sqlite_file.take_turn(descriptor)
+        with pytest.raises(Unavailable) as caught:
             SqliteCoordinator(tmp_path / "c.db")
     finally:
         os.close(descriptor)
@@ -194,204 +191,6 @@ async def test_full_disk_is_storage_full_and_keeps_what_was_acknowledged(tiny_di
                 await coordinator.put(f"d/{written:05d}", os.urandom(4000), ABSENT)
         _check_message(caught.value)
         assert len(await coordinator.list("d/", "d//")) == written
-
-
-class FailingCommit:
-    """A connection whose next commit fails, before or after it took effect."""
-
-    def __init__(self, connection: sqlite3.Connection, after_effect: bool) -> None:
-        self._connection = connection
-        self._after_effect = after_effect
-        self._armed = True
-
-    def execute(self, statement: str, *arguments: Any) -> Any:
-        if statement != "commit" or not self._armed:
-            return self._connection.execute(statement, *arguments)
-        self._armed = False
-        if self._after_effect:
-            self._connection.execute("commit")
-        error = sqlite3.OperationalError("disk I/O error")
-        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-        raise error
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-
-async def test_failed_commit_that_did_not_happen_is_not_done(tmp_path: Path) -> None:
-    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
-        first = await coordinator.put("d/a", b"1")
-        writer: Any = coordinator._writer
-        writer._connection = FailingCommit(writer._connection, after_effect=False)
-        with pytest.raises(Unavailable):
-            await coordinator.put("d/a", b"2", first)
-        record = await coordinator.get("d/a")
-        assert record is not None and record.version == first
-        assert await coordinator.put("d/a", b"3", first) > first + 1, (
-            "the version of the failed commit is spent"
-        )
-
-
-async def test_failed_commit_that_did_happen_is_done(tmp_path: Path) -> None:
-    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
-        await coordinator.put("d/a", b"1")
-        writer: Any = coordinator._writer
-        writer._connection = FailingCommit(writer._connection, after_effect=True)
-        version = await coordinator.put("d/a", b"2")
-        record = await coordinator.get("d/a")
-        assert record is not None and (record.value, record.version) == (b"2", version)
-
-
-async def test_failed_commit_that_cannot_be_settled_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken() -> None:
-        raise sqlite3.OperationalError("disk I/O error")
-
-    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
-        await coordinator.put("d/a", b"1")
-        writer: Any = coordinator._writer
-        writer._connection = FailingCommit(writer._connection, after_effect=False)
-        monkeypatch.setattr(coordinator._file, "connect", broken)
-        with pytest.raises(OutcomeUnknown) as caught:
-            await coordinator.put("d/a", b"2")
-        _check_message(caught.value)
-
-
-async def test_awaiting_writers_share_one_commit(tmp_path: Path) -> None:
-    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
-        await coordinator.put("d/a", b"")
-        writer: Any = coordinator._writer
-        commits = 0
-        real = writer._commit
-
-        def counted(batch: Any) -> None:
-            nonlocal commits
-            commits += 1
-            real(batch)
-
-        writer._commit = counted
-        versions = await asyncio.gather(*[coordinator.put(f"d/{number}", b"") for number in range(300)])
-        assert len(set(versions)) == 300
-        assert commits < 100
-
-
-@pytest.fixture
-def crowd(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every turn looks as if others had been first, and is kept long enough for any second try."""
-    turns: list[int] = []
-
-    @contextlib.contextmanager
-    def waited(descriptor: int) -> Iterator[bool]:
-        with _sqlite_file.turn(descriptor):
-            turns.append(descriptor)
-            yield True
-
-    monkeypatch.setattr(_sqlite_writer, "turn", waited)
-    monkeypatch.setattr(_sqlite_writer, "SECOND_TRY_S", 60.0)
-    return turns
-
-
-async def test_refused_caller_who_waited_succeeds_in_the_same_turn(tmp_path: Path, crowd: list[int]) -> None:
-    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
-        version = await coordinator.put("d/a", b"")
-        crowd.clear()
-        with pytest.raises(PreconditionFailed):
-            await coordinator.put("d/a", b"", version + 1)
-        await coordinator.put("d/a", b"", version)
-        assert len(crowd) == 1
-
-
-async def test_kept_turn_ends_after_one_write(tmp_path: Path, crowd: list[int]) -> None:
-    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
-        version = await coordinator.put("d/a", b"")
-        crowd.clear()
-        with pytest.raises(PreconditionFailed):
-            await coordinator.put("d/a", b"", version + 1)
-        version = await coordinator.put("d/a", b"", version)
-        assert len(crowd) == 1
-        await coordinator.put("d/a", b"", version)
-        assert len(crowd) == 2
-
-
-@pytest.mark.parametrize("written", [True, False])
-async def test_refusal_by_one_read_says_what_is_there(
-    tmp_path: Path, crowd: list[int], written: bool
-) -> None:
-    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
-        found: object = await coordinator.put("d/a", b"") if written else ABSENT
-        with pytest.raises(PreconditionFailed) as refusal:
-            await coordinator.put("d/a", b"", 7)
-        assert (refusal.value.expected, refusal.value.actual) == (7, found)
-
-
-async def test_key_of_a_session_that_is_over_refuses_nobody_after_a_wait(
-    tmp_path: Path, crowd: list[int]
-) -> None:
-    now_ms = 1_000
-    async with SqliteCoordinator(tmp_path / "c.db", now_ms=lambda: now_ms) as coordinator:
-        session = await coordinator.open_session(2_000)
-        version = await coordinator.put("d/a", b"", session=session)
-        now_ms = 5_000
-        with pytest.raises(PreconditionFailed) as refusal:
-            await coordinator.put("d/a", b"", version + 1)
-        assert refusal.value.actual is ABSENT
-
-
-async def test_turn_is_not_kept_after_a_write_that_was_done(tmp_path: Path, crowd: list[int]) -> None:
-    async with SqliteCoordinator(tmp_path / "c.db") as first, SqliteCoordinator(tmp_path / "c.db") as second:
-        for number in range(3):
-            await first.put(f"d/{number}", b"")
-            await second.write([Put(f"d/{number}", b"", ABSENT), Put("d/x", b"")])
-
-
-async def test_closing_gives_a_kept_turn_back(tmp_path: Path, crowd: list[int]) -> None:
-    async with SqliteCoordinator(tmp_path / "c.db") as other:
-        async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
-            with pytest.raises(PreconditionFailed):
-                await coordinator.put("d/a", b"", 7)
-        await other.put("d/a", b"free")
-
-
-async def test_offer_of_a_second_try_becomes_rare_when_nobody_takes_it(
-    tmp_path: Path, crowd: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_sqlite_writer, "SECOND_TRY_S", 0.0)
-    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
-        await coordinator.put("d/a", b"")
-        writer: Any = coordinator._writer
-        offers = 0
-        real = writer._second_tries.is_due
-
-        def counted() -> bool:
-            nonlocal offers
-            offered = bool(real())
-            offers += offered
-            return offered
-
-        take_within = writer._take_within
-        writer._second_tries.is_due = counted
-        # However fast the next put comes, it is too late for the turn that was kept.
-        writer._take_within = lambda seconds: take_within(seconds) if seconds else []
-        for _ in range(40):
-            with pytest.raises(PreconditionFailed):
-                await coordinator.put("d/a", b"", ABSENT)
-        assert 0 < offers < 20
-
-
-async def test_lock_that_fails_is_reported_and_the_thread_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(descriptor: int) -> None:
-        raise OSError(37, "No locks available")
-
-    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
-        await coordinator.put("d/a", b"")
-        with monkeypatch.context() as patch:
-            patch.setattr(_sqlite_writer, "turn", broken)
-            with pytest.raises(Unavailable, match="No locks"):
-                await coordinator.put("d/a", b"")
-        await coordinator.put("d/a", b"")
 
 
 async def test_full_queue_makes_callers_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

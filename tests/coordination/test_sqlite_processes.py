@@ -94,6 +94,22 @@ async def test_no_writer_is_starved(start: Start, tmp_path: Path) -> None:
     assert min(shares) * 4 >= sum(shares) / len(shares), shares
 
 
+async def test_no_writer_is_starved_in_a_fight_for_one_key(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "c.db"
+    workers = [start("count", path, "d/counter", -1) for _ in range(4)]
+    for worker in workers:
+        _read_lines(worker, 1)
+    begun = await _value(path, "d/counter")
+    drains = [asyncio.create_task(asyncio.to_thread(worker.communicate)) for worker in workers]
+    async with SqliteCoordinator(path) as coordinator, coordinator.watch("d") as watch:
+        while (record := await coordinator.get("d/counter")) is None or int(record.value) < begun + 400:
+            await watch.changed()
+    for worker in workers:
+        worker.kill()
+    shares = [output.split().count("ack") for output, _ in await asyncio.gather(*drains)]
+    assert min(shares) * 4 >= sum(shares) / len(shares), shares
+
+
 async def test_ephemeral_key_of_a_killed_process_vanishes(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     worker = start("hold", path, "d/claim", 2_000)

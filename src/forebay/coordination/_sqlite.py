@@ -1,10 +1,10 @@
 """Coordination for all processes of one machine: versioned keys and sessions in one SQLite file.
 
 The write-ahead log with full sync gives one fdatasync per commit, visible to others only once it is durable;
-versions come from one counter of the whole store. Writing is the business of one thread (see
-`_sqlite_writer`). Reading happens on the event loop itself: one indexed lookup takes about as long as a
-quarter of the hop to a thread and back would, and a scan is bounded. The connection it uses belongs to the
-loop, so no statement of another thread shares its snapshot.
+versions come from one counter of the whole store. Reading happens on the event loop itself: one indexed
+lookup takes about as long as a quarter of the hop to a thread and back would, and a scan is bounded. The
+connection it uses belongs to the loop, so no statement of another thread shares its snapshot. A lone small
+write is done there too; all others are the business of one thread (see `_sqlite_writer`).
 
 Lookups of a directory are ranges of the primary key (directory, name), so they never see a subdirectory.
 There is one shard: a partition key is checked and otherwise has nothing to decide.
@@ -39,7 +39,13 @@ from forebay.coordination._api import (
     validate_range,
     validate_timeout_ms,
 )
-from forebay.coordination._sqlite_file import SqliteFile, translate
+from forebay.coordination._sqlite_file import (
+    BUSY_TIMEOUT_S,
+    SqliteFile,
+    is_busy,
+    set_patience,
+    translate,
+)
 from forebay.coordination._sqlite_session import SqliteSession, boot_id, boottime_ms
 from forebay.coordination._sqlite_transaction import range_condition
 from forebay.coordination._sqlite_watch import Poller, SqliteWatch
@@ -235,6 +241,7 @@ class SqliteCoordinator(Coordinator):
             self._writer = Writer(
                 self._file,
                 loop,
+                self._reader,
                 now_ms=self._now_ms,
                 boot_id=self._boot_id,
                 on_commit=self._poller.wake,
@@ -248,7 +255,7 @@ class SqliteCoordinator(Coordinator):
 
     def _connect(self) -> sqlite3.Connection:
         try:
-            return self._file.connect()
+            return self._file.connect_loop()
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
 
@@ -257,6 +264,19 @@ class SqliteCoordinator(Coordinator):
             raise Closed(f"the coordinator {self.url} is closed", hint="open a new one")
         try:
             return self._reader.execute(query, parameters).fetchall()
+        except sqlite3.Error as error:
+            if is_busy(error):
+                return self._read_patiently(query, parameters)
+            raise translate(error, self.path) from error
+
+    def _read_patiently(self, query: str, parameters: Sequence[object]) -> Any:
+        """Readers are in nobody's way, but while the database is recovered or closed they must wait."""
+        try:
+            set_patience(self._reader, BUSY_TIMEOUT_S)
+            try:
+                return self._reader.execute(query, parameters).fetchall()
+            finally:
+                set_patience(self._reader, 0.0)
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
 

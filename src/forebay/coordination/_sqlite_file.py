@@ -17,7 +17,6 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from forebay.errors import (
@@ -30,7 +29,17 @@ from forebay.errors import (
     Unsupported,
 )
 
-__all__ = ["SqliteFile", "make_durable_directory", "sync_directory", "translate", "turn"]
+__all__ = [
+    "SqliteFile",
+    "end_turn",
+    "is_busy",
+    "make_durable_directory",
+    "set_patience",
+    "sync_directory",
+    "take_turn",
+    "translate",
+    "try_turn",
+]
 
 SQLITE_VERSION_MIN = (3, 35, 0)
 BUSY_TIMEOUT_S = 30.0
@@ -40,6 +49,8 @@ OPEN_TIMEOUT_S = 30.0
 CHECKPOINT_PAGES = 1000
 """Pages of write-ahead log after which a commit also moves them into the database. Soon, because the log is
 then written from its beginning again, and a sync that need not make a file longer takes half the time."""
+LOOP_CHECKPOINT_PAGES = 8 * CHECKPOINT_PAGES
+"""The same for commits by an event loop, which asks a thread for it long before that."""
 APPLICATION_ID = 0x46424359
 """'FBCY' in the header of the file: this database is ours."""
 SCHEMA_VERSION = 1
@@ -102,6 +113,13 @@ class SqliteFile:
             raise
         return connection
 
+    def connect_loop(self) -> sqlite3.Connection:
+        """A connection for an event loop: it waits for no lock, and leaves checkpoints to others."""
+        connection = self.connect()
+        connection.execute(f"pragma wal_autocheckpoint = {LOOP_CHECKPOINT_PAGES}")
+        set_patience(connection, 0.0)
+        return connection
+
     def open_turn(self) -> int:
         """A descriptor for `turn`. Each one takes its turns by itself."""
         return os.open(self.turn_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -147,24 +165,40 @@ class SqliteFile:
         sync_directory(self.path.parent)
 
 
-@contextlib.contextmanager
-def turn(descriptor: int) -> Iterator[bool]:
-    """Wait for our turn to write, and let the next one in afterwards. Gives whether we had to wait.
+def set_patience(connection: sqlite3.Connection, seconds: float) -> None:
+    """How long statements on this connection wait for the locks of sqlite."""
+    connection.execute(f"pragma busy_timeout = {int(seconds * 1000)}")
 
-    An OSError means that there was no turn.
-    """
-    waited = False
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether somebody else held a lock of sqlite."""
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def take_turn(descriptor: int) -> bool:
+    """Wait for our turn to write. Whether we had to; an OSError means that there is no turn."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        waited = True
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return True
+    return False
+
+
+def try_turn(descriptor: int) -> bool:
+    """Take the turn if it is to be had at once."""
     try:
-        yield waited
-    finally:
-        # What was committed is committed: a lock that cannot be let go shows when the next turn is asked for.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def end_turn(descriptor: int) -> None:
+    """Let the next one in."""
+    # What was committed is committed: a lock that cannot be let go shows when the next turn is asked for.
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def make_durable_directory(path: Path) -> None:

@@ -1,19 +1,26 @@
-"""The writing half of the embedded coordinator: one thread, one connection, one transaction per turn.
+"""The writing half of the embedded coordinator: who does a write, and when.
 
-Requests wait in a queue while the thread syncs the previous commit; when it comes back it takes everything
-that is there into one transaction. Batches therefore follow the load without a timer: alone, a request pays
-one fdatasync; a thousand of them pay about the same. All results of a batch go back to the event loop in one
+A lone small write is done by the event loop in place (see `_sqlite_in_place`). All others wait in a queue for
+one thread: while it syncs a commit the next requests gather, and when it comes back it takes everything that
+is there into one transaction. Batches therefore follow the load without a timer: alone, a request pays one
+fdatasync; a thousand of them pay about the same. All results of a batch go back to the event loop in one
 wake-up, since the hop between threads costs as much as several statements.
 
-Whoever waited for a turn and was refused keeps it for a moment (`forebay.kit.second_tries` says why). One
-write only: with several per turn a fight costs half the processor time, but on a busy machine those who are
-late for their further tries get a quarter of what the others get. All other answers go out only after the
-turn ended: the next process is at work while this one hands them over.
+Whoever waited for a turn and was refused keeps it for a moment (`forebay.kit.second_tries` says why). The
+thread hands the kept turn to the loop along with the refusal: the caller reads again, and its second try is
+done in place. A caller who then goes on without letting the loop run may do a few more writes, since they
+need neither a hop nor a change of process; the moment the loop runs, the turn goes to the next in line.
 
-A commit that fails is not simply rolled back. Its frames may have reached the log file and could come to life
-after a crash, as long as nobody writes over them. The thread therefore tries to commit a step of the counter
-on a new connection. It goes through: the failed commit can no longer come back, `NotDone`; or the counter
-shows that the commit did happen; or neither can be learned, `OutcomeUnknown`.
+Invariants:
+
+* The turn is held by one of us: by the thread, or by the loop through its own descriptor, or it is kept
+  (`_kept`). A kept turn is the thread's lock, and whoever sets `_kept` to false under `_hand` lets it go.
+* A kept turn ends: after `WRITES_PER_TURN` writes, when the loop comes round, or when the thread has waited
+  `SECOND_TRY_S`, whatever the loop does meanwhile. Only a commit under way is waited for.
+* While requests of ours are with the thread, nothing is done in place, and a kept turn is theirs: no caller
+  overtakes another of this process, and the queue empties into the turn that is there.
+* After a turn we had to wait for, the next request goes to the thread and stands in line: a loop that asks at
+  once would be faster than the process the kernel has just woken, and the same one would win for ever.
 """
 
 from __future__ import annotations
@@ -26,13 +33,14 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from forebay.coordination._api import Put, WriteResult
-from forebay.coordination._sqlite_file import SqliteFile, translate, turn
-from forebay.coordination._sqlite_transaction import Transaction, plain_refusal
-from forebay.errors import Closed, ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable
+from forebay.coordination._api import Put
+from forebay.coordination._sqlite_commit import Committer, Request, fail
+from forebay.coordination._sqlite_file import SqliteFile, end_turn, take_turn, try_turn
+from forebay.coordination._sqlite_in_place import InPlace
+from forebay.coordination._sqlite_transaction import Transaction
+from forebay.errors import Closed, Unavailable
 from forebay.kit.second_tries import SECOND_TRY_S, SecondTries
 
 __all__ = ["Writer"]
@@ -42,50 +50,47 @@ BATCH_OPERATIONS_MAX = 1_000
 QUEUE_OPERATIONS_MAX = 50_000
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 """Bounds of what waits for the thread; callers over it wait in line on the event loop."""
+WRITES_PER_TURN = 4
+"""Writes in place in one kept turn. A process that does only one gets a quarter of what the others get, not
+less; and the loop is blocked for four syncs at most before it runs again."""
 EXPIRY_INTERVAL_S = 0.25
 """How often an idle thread looks for sessions that are over."""
-_WRITE_FAILED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    apply: Callable[[Transaction], Any]
-    future: asyncio.Future[Any]
-    operations: int
-    size: int
-    put: Put | None
-    result: Any = None
-    error: BaseException | None = None
 
 
 class Writer:
-    """The thread and its queue. Made on the event loop that will use it."""
+    """The thread, its queue, and the loop's own way. Made on the event loop that will use it."""
 
     def __init__(
         self,
         file: SqliteFile,
         loop: asyncio.AbstractEventLoop,
+        connection: sqlite3.Connection,
         *,
         now_ms: Callable[[], int],
         boot_id: str,
         on_commit: Callable[[], None],
     ) -> None:
+        """`connection` is the loop's own: it waits for no lock, and is closed by its owner."""
         self._file = file
         self._loop = loop
-        self._now_ms = now_ms
-        self._boot_id = boot_id
         self._second_tries = SecondTries()
         # Weak, so that the thread does not keep a coordinator alive that nobody closed.
         self._on_commit = weakref.WeakMethod(on_commit)
-        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._operations = 0
         self._size = 0
         self._room = asyncio.Event()
         self._room.set()
         self._stopping = False
         self._ended = asyncio.Event()
+        self._hand = threading.Lock()
+        self._kept = False
+        self._kept_writes = 0
+        self._stands_in_line = False
+        self._loop_descriptor = file.open_turn()
         self._descriptor = file.open_turn()
-        self._connection = file.connect()
+        self._committer = Committer(file, file.connect(), now_ms=now_ms, boot_id=boot_id)
+        self._in_place = InPlace(Committer(file, connection, now_ms=now_ms, boot_id=boot_id), loop)
         self._thread = threading.Thread(target=self._run, name=f"forebay {file.path.name}", daemon=True)
         self._thread.start()
 
@@ -106,7 +111,11 @@ class Writer:
             await self._room.wait()
         if self._stopping:
             raise Closed(f"the coordinator on {self._file.path} is closed", hint="open a new one")
-        request = _Request(apply, self._loop.create_future(), operations, size, put)
+        request = Request(apply, operations, size, put)
+        if self._operations == 0 and self._do_in_place(request):
+            self._committed()
+            return request.unwrap()
+        request.future = self._loop.create_future()
         self._operations += operations
         self._size += size
         self._queue.put(request)
@@ -124,16 +133,64 @@ class Writer:
 
     # -- on the event loop
 
-    def _deliver(self, batch: list[_Request]) -> None:
+    def _do_in_place(self, request: Request) -> bool:
+        if self._kept:
+            return self._use_kept_turn(request)
+        if self._stands_in_line:
+            self._stands_in_line = False
+            return False
+        # An error of the lock itself is met, and named, by the thread.
+        if not self._in_place.allows(request) or not try_turn(self._loop_descriptor):
+            return False
+        try:
+            return self._in_place.commit(request)
+        finally:
+            end_turn(self._loop_descriptor)
+
+    def _use_kept_turn(self, request: Request) -> bool:
+        """Do it in the turn the thread keeps. Otherwise it goes to the thread, which waits for it."""
+        if not self._hand.acquire(blocking=False):
+            return False
+        try:
+            first = self._kept_writes == 0
+            if not self._kept or not self._in_place.allows(request, own_callbacks=0 if first else 1):
+                return False
+            if not self._in_place.commit(request):
+                return False
+            self._kept_writes += 1
+            if first:
+                self._second_tries.used()
+            if self._kept_writes == WRITES_PER_TURN or request.refused():
+                self._end_kept_turn()
+            elif first:
+                self._loop.call_soon(self._let_go)
+            return True
+        finally:
+            self._hand.release()
+
+    def _let_go(self) -> None:
+        """The caller let the loop run: it has written what it had to write."""
+        with self._hand:
+            if self._kept and self._kept_writes:
+                self._end_kept_turn()
+
+    def _end_kept_turn(self) -> None:
+        self._kept = False
+        self._stands_in_line = True
+        end_turn(self._descriptor)
+
+    def _deliver(self, batch: list[Request]) -> None:
         for request in batch:
             self._operations -= request.operations
             self._size -= request.size
-            if request.future.done():
+            future = request.future
+            assert future is not None
+            if future.done():
                 continue
             if request.error is not None:
-                request.future.set_exception(request.error)
+                future.set_exception(request.error)
             else:
-                request.future.set_result(request.result)
+                future.set_result(request.result)
         self._room.set()
         self._committed()
 
@@ -145,15 +202,17 @@ class Writer:
     # -- in the thread
 
     def _run(self) -> None:
+        batch: list[Request] | None = []
         try:
-            while (batch := self._take()) is not None:
+            while (batch := batch or self._take_within(EXPIRY_INTERVAL_S)) is not None:
                 if batch:
-                    self._serve(batch)
+                    batch = self._serve(batch)
                 else:
-                    self._expire()
+                    self._tidy()
         finally:
-            self._connection.close()
+            self._committer.close()
             os.close(self._descriptor)
+            os.close(self._loop_descriptor)
             self._call(self._ended.set)
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
@@ -161,11 +220,8 @@ class Writer:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _take(self) -> list[_Request] | None:
-        """What is queued, up to the bound. Empty when it is time to look for expired sessions."""
-        return self._take_within(EXPIRY_INTERVAL_S)
-
-    def _take_within(self, seconds: float) -> list[_Request] | None:
+    def _take_within(self, seconds: float) -> list[Request] | None:
+        """What is queued, up to the bound. Empty when that time is over; None: there will be no more."""
         try:
             first = self._queue.get(timeout=seconds)
         except queue.Empty:
@@ -184,143 +240,70 @@ class Writer:
             operations += request.operations
         return batch
 
-    def _serve(self, batch: list[_Request]) -> None:
+    def _serve(self, batch: list[Request]) -> list[Request]:
+        """Do the batch in our turn; what is to be done next, where that is known already."""
         try:
-            batch = self._take_turn(batch)
+            waited = take_turn(self._descriptor)
         except OSError as error:
             # The lock itself failed, so nothing was begun.
-            _fail(batch, Unavailable(f"{self._file.turn_path}: {error.strerror}", hint="see the system log"))
-        if batch:
+            fail(batch, Unavailable(f"{self._file.turn_path}: {error.strerror}", hint="see the system log"))
             self._call(self._deliver, batch)
-
-    def _take_turn(self, batch: list[_Request]) -> list[_Request]:
-        """Do the batch in our turn, and its second try if it was refused. What is still to be delivered."""
-        with turn(self._descriptor) as waited:
-            # Only after a wait: without others there is nobody who could have come between.
-            if not (waited and self._refuse(batch)):
-                self._commit(batch)
-            if waited and all(_refused(request) for request in batch) and self._second_tries.is_due():
-                batch = self._answer_and_wait(batch)
-                if batch:
-                    self._commit(batch)
-            return batch
-
-    def _answer_and_wait(self, batch: list[_Request]) -> list[_Request]:
-        """Keep the turn while the callers get their answers; what they come back with."""
+            return []
+        # Only after a wait: without others there is nobody who could have come between.
+        if not (waited and self._committer.refuse(batch)):
+            self._committer.commit(batch)
+        self._stands_in_line = waited
+        if waited and all(request.refused() for request in batch) and self._second_tries.is_due():
+            return self._keep_turn(batch)
+        self._checkpoint()
+        end_turn(self._descriptor)
+        # Only now: the next process is at work while this one hands the answers over.
         self._call(self._deliver, batch)
-        again = self._take_within(SECOND_TRY_S)
-        if again:
-            self._second_tries.used()
-            return again
-        if again is None:
-            self._queue.put(None)
-        self._second_tries.unused()
         return []
 
-    def _refuse(self, batch: list[_Request]) -> bool:
-        """Refuse a lone put by one read, within our turn. Whatever is not plain takes a transaction."""
-        [request, *others] = batch
-        if others or request.put is None:
-            return False
+    def _keep_turn(self, batch: list[Request]) -> list[Request]:
+        """Keep the turn while the callers get their answers, for what they come back with."""
+        self._kept_writes = 0
+        self._kept = True
+        self._call(self._deliver, batch)
+        again = self._take_within(SECOND_TRY_S)
+        with self._hand:
+            ours, self._kept = self._kept, False
+        if again is None:
+            self._queue.put(None)
+            again = []
+        if not ours:
+            return again
+        if again:
+            self._committer.commit(again)
+            self._second_tries.used()
+        elif not self._kept_writes:
+            self._second_tries.unused()
+        self._checkpoint()
+        end_turn(self._descriptor)
+        if again:
+            self._call(self._deliver, again)
+        return []
+
+    def _checkpoint(self) -> None:
+        """In our turn: no commit adds to the log meanwhile, so the next one can begin it anew."""
+        theirs = self._in_place.committer
+        if theirs.checkpoint_due:
+            theirs.checkpoint_due = False
+            self._committer.checkpoint()
+
+    def _tidy(self) -> None:
+        """Nobody writes: look for sessions that are over, and at the log of what was written in place."""
         try:
-            refusal = plain_refusal(self._connection, request.put)
-        except sqlite3.Error:
-            return False
-        if refusal is None:
-            return False
-        request.result = [WriteResult(error=refusal)]
-        return True
-
-    def _commit(self, batch: list[_Request]) -> None:
-        """Do the batch in one transaction, within our turn."""
-        try:
-            self._connection.execute("begin immediate")
-            transaction = Transaction(self._connection, self._now_ms(), self._boot_id)
-            for request in batch:
-                _apply(request, transaction)
-            transaction.finish()
-            try:
-                self._connection.execute("commit")
-            except sqlite3.Error as error:
-                # Still in our turn: nobody else has moved the counter since.
-                self._settle(batch, transaction, error)
-        except sqlite3.Error as error:
-            self._rollback()
-            _fail(batch, translate(error, self._file.path))
-        except Exception as error:
-            self._rollback()
-            _fail(batch, Unavailable(f"{self._file.path}: {error!r}", hint="nothing was written; try again"))
-
-    def _settle(self, batch: list[_Request], transaction: Transaction, error: sqlite3.Error) -> None:
-        """Find out what became of a commit that failed, and answer accordingly."""
-        self._rollback()
-        reason = translate(error, self._file.path)
-        # The frame that makes a commit is the last one written: if writing failed, it is not there.
-        happened = (
-            False
-            if getattr(error, "sqlite_errorcode", None) in _WRITE_FAILED
-            else self._happened(transaction)
-        )
-        if happened is None:
-            _fail(batch, OutcomeUnknown("a commit", reason=reason.message, hint="read back what was written"))
-        elif not happened:
-            _fail(batch, reason)
-
-    def _happened(self, transaction: Transaction) -> bool | None:
-        try:
-            with contextlib.closing(self._file.connect()) as connection:
-                connection.execute("begin immediate")
-                [(version,)] = connection.execute("select version from counter").fetchall()
-                if transaction.changed and version == transaction.version:
-                    connection.execute("rollback")
-                    return True
-                connection.execute("update counter set version = ?", (transaction.version + 1,))
-                connection.execute("commit")
-                return False
-        except (sqlite3.Error, ForebayError):
-            return None
-
-    def _rollback(self) -> None:
-        # A failed statement may have ended the transaction by itself.
-        with contextlib.suppress(sqlite3.Error):
-            if self._connection.in_transaction:
-                self._connection.execute("rollback")
-
-    def _expire(self) -> None:
-        """Drop sessions that are over. Looks without a lock first: mostly there is nothing to do."""
-        try:
-            query = "select 1 from session where expires_ms <= ? or boot_id <> ? limit 1"
-            if not self._connection.execute(query, (self._now_ms(), self._boot_id)).fetchall():
+            expired = self._committer.has_expired()
+            if not expired and not self._in_place.committer.checkpoint_due:
                 return
-            with turn(self._descriptor):
-                self._connection.execute("begin immediate")
-                transaction = Transaction(self._connection, self._now_ms(), self._boot_id)
-                transaction.expire_sessions()
-                transaction.finish()
-                self._connection.execute("commit")
+            take_turn(self._descriptor)
         except (sqlite3.Error, OSError):
-            # Another process or the next round will do it; a disk that stays broken shows in every write.
-            self._rollback()
-        else:
+            return
+        if expired:
+            self._committer.expire()
+        self._checkpoint()
+        end_turn(self._descriptor)
+        if expired:
             self._call(self._committed)
-
-
-def _apply(request: _Request, transaction: Transaction) -> None:
-    try:
-        request.result = request.apply(transaction)
-    except ForebayError as error:
-        request.error = error
-
-
-def _refused(request: _Request) -> bool:
-    results = request.result
-    return (
-        bool(results)
-        and isinstance(results, list)
-        and all(isinstance(r.error, PreconditionFailed) for r in results)
-    )
-
-
-def _fail(batch: list[_Request], error: ForebayError) -> None:
-    for request in batch:
-        request.error = error

@@ -1,0 +1,67 @@
+"""Writes done by the event loop itself, without the hop to the writer's thread and back.
+
+The two hops cost more than the statements of a small transaction do, and on a good disk nearly as much as the
+sync: a loop that hands a lone write to a thread is busy with handing over for about as long as it would be
+blocked. So a small write is done in place, on the connection the loop reads with (whose pages are then the
+present ones for the next read), as long as nothing else would have to wait for it:
+
+* nobody else holds the turn, or it is being kept for this very process; the loop never waits for a lock;
+* the loop has nothing else to run at this moment. Tasks that write at the same time share one commit in the
+  thread instead, which no sequence of commits in place could make good;
+* the last ones were fast. One that takes longer than a thread may hold the interpreter anyway sends those
+  after it to the thread for `SLOW_REST` times as long, so a slow disk blocks the loop for a small share of
+  the time at most.
+
+Whether the loop has nothing else to run is read from the queue of the standard library's event loops. Other
+loops do not show theirs; on those every write goes to the thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Sized
+
+from forebay.coordination._sqlite_commit import Committer, Request
+
+__all__ = ["InPlace"]
+
+IN_PLACE_OPERATIONS_MAX = 16
+"""Operations of a write that is done in place; larger ones take their time in the thread."""
+SLOW_S = 0.005
+"""How long a commit in place may block the loop without consequences."""
+SLOW_REST = 20
+"""How many times its duration a slow commit sends the following ones to the thread."""
+
+
+class InPlace:
+    """Decides, and does. Belongs to one event loop."""
+
+    def __init__(self, committer: Committer, loop: asyncio.AbstractEventLoop) -> None:
+        self.committer = committer
+        self._ready: Sized | None = getattr(loop, "_ready", None)
+        self._not_before = 0.0
+
+    def allows(self, request: Request, *, own_callbacks: int = 0) -> bool:
+        """Whether the loop has the time for this one. `own_callbacks` of ours may wait beside it."""
+        return (
+            request.operations <= IN_PLACE_OPERATIONS_MAX
+            and self._ready is not None
+            and len(self._ready) <= own_callbacks
+            and time.monotonic() >= self._not_before
+        )
+
+    def commit(self, request: Request) -> bool:
+        """Do it, within a turn. False: something is in the way, and nothing was done."""
+        began = time.monotonic()
+        try:
+            # It waits for nobody: a foreign program that holds the database is left to the thread.
+            self.committer.begin()
+        except sqlite3.Error:
+            return False
+        self.committer.finish([request])
+        now = time.monotonic()
+        if now - began > SLOW_S:
+            self._not_before = now + (now - began) * SLOW_REST
+        return True
