@@ -24,7 +24,7 @@ from forebay.formats.http_messages import (
     TrimView,
     UnfenceRequest,
 )
-from forebay.log import FenceState, PartitionOffsets, Topic, TopicSettings, explain
+from forebay.log import FenceState, PartitionOffsets, Topic, TopicSettings, Trimmed, explain
 
 __all__ = ["TopicHandlers", "trim_view"]
 
@@ -107,7 +107,9 @@ class TopicHandlers:
     async def trim(self, call: Call) -> Response:
         """The records below are gone when this is answered."""
         message = read(call.request, TrimRequest)
+        asked_at = self._engines.clock.monotonic()
         trimmed = await self._engines.trimmer.trim(call.topic, call.partition, message.offset)
+        self._engines.trimmed(trimmed, asked_at)
         return json_response(trim_view(trimmed))
 
     async def fence_state(self, call: Call) -> Response:
@@ -171,7 +173,7 @@ def _fence(state: FenceState) -> FenceView:
     )
 
 
-def trim_view(trimmed: object) -> TrimView:
+def trim_view(trimmed: Trimmed) -> TrimView:
     """What a trim changed, as a message."""
     names = ("topic", "partition", "before", "earliest", "next", "records")
     return TrimView(**{name: getattr(trimmed, name) for name in names})

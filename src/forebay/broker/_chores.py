@@ -100,6 +100,7 @@ class ChoreHandlers:
         call.access.check(Action.ADMIN, message.topic)
         if message.topic is not None:
             await self._engines.catalog.describe(message.topic)
+        asked_at = self._engines.clock.monotonic()
         self._begin()
         try:
             report = await self._engines.retention.run_once(
@@ -107,6 +108,8 @@ class ChoreHandlers:
             )
         finally:
             self._running -= 1
+        for trimmed in () if message.dry_run else report.trimmed:
+            self._engines.trimmed(trimmed, asked_at)
         return json_response(
             RetentionResponse(
                 [trim_view(each) for each in report.trimmed],

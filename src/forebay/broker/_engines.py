@@ -27,6 +27,7 @@ from forebay.log import (
     MemoryTailCache,
     Retention,
     TailCache,
+    Trimmed,
     Trimmer,
 )
 
@@ -144,6 +145,10 @@ class Engines:
             metrics=parts.metrics,
         )
         return [compaction, self.retention.service()]
+
+    def trimmed(self, trimmed: Trimmed, asked_at: float) -> None:
+        """Let the tail know at once what is gone; `asked_at`: the clock's monotonic time before the trim."""
+        self.tail.saw_control(trimmed.topic, trimmed.partition, trimmed.earliest, trimmed.next, asked_at)
 
     @property
     def services(self) -> ServiceGroup | None:

@@ -1,0 +1,173 @@
+"""Topics, groups, fencing, compaction and retention over HTTP, and the views of health and metrics."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.broker.bed import serving
+
+from forebay.errors import Unavailable
+from forebay.log import ProducerConfig
+
+
+async def test_topics_are_created_listed_changed_and_deleted() -> None:
+    async with serving() as (_, client):
+        made = await client.post("/topics", {"topic": "t", "partitions": 2, "settings": {"retention_ms": 5}})
+        assert made.status == 201
+        assert made.json()["settings"]["retention_ms"] == 5
+        assert made.json()["settings"]["compaction"] is True
+        again = await client.post("/topics", {"topic": "t"})
+        assert (again.status, again.json()["error"]["type"]) == (409, "TopicExists")
+        await client.produce("t", 1, ["a"])
+        found = (await client.get("/topics/t")).json()
+        assert [(each["partition"], each["records"]) for each in found["offsets"]] == [(0, 0), (1, 1)]
+        patch = json.dumps({"partitions": 3}).encode()
+        changed = await client.request("PATCH", "/topics/t", patch)
+        assert changed.json()["partitions"] == 3
+        fewer = await client.request("PATCH", "/topics/t", json.dumps({"partitions": 1}).encode())
+        assert fewer.status == 400
+        assert [each["topic"] for each in (await client.get("/topics")).json()["topics"]] == ["t"]
+        assert (await client.request("DELETE", "/topics/t")).json() == {"name": "t", "deleted": True}
+        assert (await client.request("DELETE", "/topics/t")).status == 404
+        assert (await client.get("/topics/t")).status == 404
+
+
+async def test_offsets_of_a_time_and_a_trim() -> None:
+    async with serving() as (_, client):
+        await client.produce("t", 0, ["a", "b", "c"])
+        found = (await client.get("/topics/t/partitions/0/offsets")).json()
+        assert (found["earliest"], found["next"], found["log_state"]) == (1, 4, "OPEN")
+        assert (await client.get("/topics/t/partitions/0/offsets?time_ms=0")).json()["at"] == 1
+        trimmed = (await client.post("/topics/t/partitions/0/trim", {"offset": 3})).json()
+        assert (trimmed["before"], trimmed["earliest"], trimmed["records"]) == (1, 3, 2)
+        assert (await client.post("/topics/t/partitions/0/trim", {"offset": 99})).status == 409
+        assert (await client.consume("t", 0, 1)).status == 409
+        assert (await client.get("/topics/t/partitions/7/offsets")).status == 404
+        assert (await client.get("/topics/t/partitions/x/offsets")).status == 404
+        assert (await client.get("/topics/t/partitions/0/offsets?time_ms=x")).status == 400
+
+
+async def test_fence_shuts_writers_out_until_its_epoch_opens() -> None:
+    async with serving() as (_, client):
+        await client.produce("t", 0, ["a"])
+        fenced = (await client.post("/topics/t/partitions/0/fence", {})).json()
+        assert (fenced["log_state"], fenced["epoch"], fenced["next_offset"]) == ("FENCED", 1, 2)
+        assert (await client.produce("t", 0, ["b"])).json()["results"][0]["error_type"] == "Fenced"
+        assert (await client.get("/topics/t/partitions/0/fence")).json()["log_state"] == "FENCED"
+        assert (await client.post("/topics/t/partitions/0/unfence", {"epoch": 0})).status == 409
+        assert (await client.post("/topics/t/partitions/0/unfence", {"epoch": 1})).status == 200
+        assert (await client.produce("t", 0, ["b"], epoch=1)).status == 200
+        assert (await client.produce("t", 0, ["b"], epoch=0)).status == 409
+
+
+async def test_explain_names_the_object_of_a_record() -> None:
+    async with serving() as (_, client):
+        uri = (await client.produce("t", 0, ["a", "bc"])).json()["results"][0]["wal_uri"]
+        found = (await client.get("/topics/t/partitions/0/explain?offset=2")).json()
+        assert (found["object"], found["value_bytes"], found["writer"]) == (uri, 2, "broker-1")
+        assert (await client.get("/topics/t/partitions/0/explain?offset=9")).status == 409
+        assert (await client.get("/topics/t/partitions/0/explain")).status == 400
+
+
+async def test_group_commits_lags_and_is_reset() -> None:
+    async with serving() as (_, client):
+        await client.produce("t", 0, ["a", "b", "c"])
+        place = {"topic": "t", "partition": 0, "offset": 2}
+        assert (await client.post("/groups/g/offsets", {"offsets": [place]})).status == 200
+        assert (await client.get("/groups")).json() == {"groups": ["g"]}
+        found = (await client.get("/groups/g")).json()
+        assert (found["lag_records"], found["partitions"][0]["committed"]) == (2, 2)
+        back = await client.post("/groups/g/offsets", {"offsets": [{**place, "offset": 1}]})
+        assert back.status == 400
+        dry = (await client.post("/groups/g/reset", {"to": "earliest", "dry_run": True})).json()
+        assert dry["partitions"] == [{"topic": "t", "partition": 0, "before": 2, "after": 1}]
+        assert (await client.get("/groups/g")).json()["partitions"][0]["committed"] == 2
+        await client.post("/groups/g/reset", {"to": 3, "topic": "t", "partition": 0})
+        assert (await client.get("/groups/g")).json()["partitions"][0]["committed"] == 3
+        for wrong in ({}, {"to": "earliest", "to_time_ms": 1}, {"to": "earliest", "partition": 0}):
+            assert (await client.post("/groups/g/reset", wrong)).status == 400
+        assert (await client.request("DELETE", "/groups/g?force=maybe")).status == 400
+        assert (await client.request("DELETE", "/groups/g")).json()["deleted"] is True
+        assert (await client.get("/groups/g")).status == 404
+
+
+async def test_compaction_and_retention_run_on_request() -> None:
+    async with serving() as (_, client):
+        settings = {"retention_bytes": 1, "compact_min_age_ms": 0}
+        await client.post("/topics", {"topic": "t", "settings": settings})
+        for number in range(3):
+            await client.produce("t", 0, [str(number)])
+        [state] = (await client.get("/compaction?topic=t")).json()["partitions"]
+        assert (state["lag_records"], state["cursor"], state["next"]) == (3, 1, 4)
+        [run] = (await client.post("/compaction", {"topic": "t"})).json()["partitions"]
+        assert run["error"] == ""
+        dry = (await client.post("/retention", {"dry_run": True})).json()
+        assert [trim["records"] for trim in dry["trimmed"]] == [2]
+        assert (await client.post("/retention", {"topic": "t"})).json()["trimmed"][0]["earliest"] == 3
+        assert (await client.get("/topics/t/partitions/0/offsets")).json()["earliest"] == 3
+        assert (await client.post("/compaction", {"topic": "nope"})).status == 404
+        assert (await client.post("/retention", {"topic": "nope"})).status == 404
+        assert (await client.get("/compaction")).status == 400
+
+
+# -- health and metrics
+
+
+async def test_ready_tells_when_the_coordinator_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as (broker, client):
+        assert (await client.get("/ready")).json()["ready"] is True
+
+        async def away(key: str, *, partition_key: str | None = None) -> Any:
+            raise Unavailable("nobody there")
+
+        monkeypatch.setattr(broker.engines.parts.coordinator, "get", away)
+        monkeypatch.setattr(broker.status, "_looked_at", float("-inf"))
+        answer = await client.get("/ready")
+        assert answer.status == 503
+        assert "nobody there" in answer.json()["reasons"][0]
+        assert (await client.get("/health")).status == 200
+
+
+async def test_metrics_have_every_family_of_the_specification() -> None:
+    settings = ProducerConfig(batch_max_delay_ms=3)
+    scenario = {"name": "smoke"}
+    async with serving(producer=settings, broker_id="b-7", scenario=scenario) as (_, client):
+        await client.produce("t", 0, ["abc", "de"])
+        await client.consume("t", 0, 1)
+        await client.post("/groups/g/offsets", {"offsets": [{"topic": "t", "partition": 0, "offset": 2}]})
+        found = (await client.get("/metrics")).json()
+        assert found["broker"]["broker_id"] == "b-7"
+        assert found["broker"]["roles"] == ["write", "read"]
+        assert found["batch"]["batch_max_delay_ms"] == 3
+        assert found["loadtest"] == scenario
+        assert {"requests", "request_duration_seconds", "in_flight", "connections"} <= set(found["http"])
+        assert found["produce"]["records"] == 2
+        assert found["consume"]["records"] == 2
+        assert found["consume"]["bytes"] == 5
+        assert found["batcher"]["pending_groups"] == 0
+        assert found["batcher"]["flushes_committed"] == 1
+        assert sum(found["batcher"]["closed_by"].values()) == 1
+        assert found["wal"]["blobs"] == 1
+        assert found["wal"]["bytes"] > 5
+        assert found["coordination"]["requests"]
+        assert found["store"]["requests"]["total"]
+        assert found["billing"]["requests"]["put"] == 1
+        assert found["billing"]["request_dollars"] > 0
+        assert found["lag"]["lag_records"] == [
+            {"labels": {"group": "g", "topic": "t", "partition": "0"}, "value": 1}
+        ]
+
+
+async def test_prometheus_page_is_one_and_has_histograms() -> None:
+    async with serving() as (_, client):
+        await client.produce("t", 0, ["abc"])
+        answer = await client.get("/metrics/prometheus")
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        families = {family.name: family for family in text_string_to_metric_families(answer.body.decode())}
+        assert families["produce_records"].samples[0].value == 1
+        assert families["http_request_duration_seconds"].type == "histogram"
+        assert families["log_append_duration_seconds"].type == "histogram"
+        assert families["broker_info"].samples[0].labels["broker_id"] == "broker-1"
