@@ -83,3 +83,26 @@ def test_directory_that_is_no_store_is_refused_with_a_hint(
         ran = forebay("quiver", "stats", path)
         assert ran.code == 1
         assert "Quiver store" in ran.err
+
+
+def test_tail_shows_the_rows_of_a_time(forebay: Callable[..., Any], directory: Path) -> None:
+    rows = forebay("quiver", "tail", directory, "--event-from", 1_008, "--event-to", 2_000).documents
+    assert [row["timestamp"] for row in rows] == [1_008, 1_009, 2_000]
+    assert forebay("quiver", "tail", directory, "--signal", "logs").documents == []
+    assert forebay("quiver", "tail", directory, "--ingested-to", 1).documents == []
+
+
+def test_repair_says_what_it_did(forebay: Callable[..., Any], directory: Path) -> None:
+    [facts] = forebay("quiver", "repair", directory, "--unregister", "b", "--output", "json").documents
+    assert (facts["rewritten"], facts["unregistered"]) == ([], ["b"])
+    assert "0 segments made whole" in forebay("quiver", "repair", directory).out
+
+
+def test_forward_sends_what_the_subscriber_has_not_had(
+    forebay: Callable[..., Any], directory: Path, tmp_path: Path
+) -> None:
+    words = ("quiver", "forward", directory, tmp_path / "bucket", "--source", "edge", "--subscriber", "b")
+    [facts] = forebay(*words, "--output", "json").documents
+    assert (facts["segments"], facts["rows"], facts["failures"]) == (3, 30, 0)
+    assert len(list((tmp_path / "bucket" / "quiver").rglob("*.arrow"))) == 3
+    assert "0 segments" in forebay(*words).out

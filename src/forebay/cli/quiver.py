@@ -1,11 +1,13 @@
-"""`forebay quiver`: look into a store's directory without opening it.
+"""`forebay quiver`: look into a store's directory without opening it; repair it; send it to a bucket.
 
-Everything here only reads. It may run beside the process that has the store open; what that process writes or
-deletes in the meantime may then be missing from the answer.
+`inspect`, `stats`, `verify` and `tail` only read. They may run beside the process that has the store open;
+what that process writes or deletes in the meantime may then be missing from the answer. `repair` and
+`forward` open the store, and are refused while another process has it.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 from dataclasses import asdict
@@ -16,17 +18,25 @@ import typer
 
 from forebay.cli import _output as out
 from forebay.cli._options import CommandGroup
+from forebay.cli._run import wait_for
 from forebay.errors import ForebayError, NotFound
 from forebay.kit.limits import format_bytes
 
 if TYPE_CHECKING:
-    from forebay.quiver import DirectoryView
+    from forebay.quiver import DirectoryView, Forwarded, Repaired
 
 __all__ = ["app"]
 
-app = CommandGroup(help="Look into a Quiver store on disk.")
+app = CommandGroup(help="Look into a Quiver store on disk, repair it, forward it.")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a store.")]
+
+
+class FileFormat(enum.Enum):
+    """What a forwarded object is."""
+
+    ARROW = "arrow"
+    PARQUET = "parquet"
 
 
 class Damaged(ForebayError):
@@ -98,7 +108,98 @@ def verify(directory: Directory) -> None:
 def tail(
     directory: Directory,
     lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", help="Rows to show.", min=1)] = 10,
+    event_from: Annotated[
+        int | None, typer.Option(metavar="NS", help="First event time, in nanoseconds.")
+    ] = None,
+    event_to: Annotated[int | None, typer.Option(metavar="NS", help="Last event time.")] = None,
+    ingested_from: Annotated[
+        int | None, typer.Option(metavar="MS", help="First ingestion time, in milliseconds.")
+    ] = None,
+    ingested_to: Annotated[int | None, typer.Option(metavar="MS", help="Last ingestion time.")] = None,
+    signal: Annotated[str | None, typer.Option(metavar="NAME", help="One signal type only.")] = None,
 ) -> None:
     """Print the last rows of the finished segments, a JSON document per line."""
-    for row in _view(directory).last_rows(lines):
+    from forebay.quiver import Selection
+
+    selection = Selection(
+        event_ns=None if event_from is event_to is None else (event_from, event_to),
+        ingested_ms=None if ingested_from is ingested_to is None else (ingested_from, ingested_to),
+        signal=signal,
+    )
+    for row in _view(directory).last_rows(lines, selection):
         sys.stdout.write(json.dumps(row, default=str) + "\n")
+
+
+@app.command("repair")
+def repair(
+    directory: Directory,
+    unregister: Annotated[
+        list[str] | None,
+        typer.Option("--unregister", metavar="NAME", help="Remove a subscriber that nobody serves any more."),
+    ] = None,
+) -> None:
+    """Take damaged parts out of a store for good. They go to its quarantine directory."""
+
+    async def work() -> Repaired:
+        from forebay.quiver import repair as repair_store
+
+        return await repair_store(directory, unregister=unregister or [])
+
+    done = wait_for(work())
+    if out.is_json():
+        out.document(asdict(done))
+        return
+    out.line(
+        f"{len(done.rewritten)} segments made whole, {len(done.put_aside)} put aside, "
+        f"{done.rows_lost:,} rows lost, {done.report.damaged_ranges} damaged ranges in the logs"
+    )
+    for name in done.unregistered:
+        out.line(f"removed subscriber {out.printable(name)}")
+
+
+@app.command("forward")
+def forward(
+    directory: Directory,
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="A bucket or a directory, as for other commands.")
+    ],
+    source: Annotated[
+        str, typer.Option("--source", metavar="NAME", help="This store among all in the bucket.")
+    ],
+    subscriber: Annotated[
+        str, typer.Option(metavar="NAME", help="The subscriber that it reads as.")
+    ] = "forward",
+    prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Where the objects go.")] = "quiver",
+    file_format: Annotated[
+        FileFormat, typer.Option("--format", help="Segments as they are, or Parquet.")
+    ] = FileFormat.ARROW,
+) -> None:
+    """Send every segment that the subscriber has not had to a bucket, then end."""
+
+    async def work() -> Forwarded:
+        from forebay.quiver import Forwarder, Quiver, QuiverConfig
+        from forebay.storage import open_store
+
+        config = QuiverConfig(size_cap_bytes=1 << 60, wal_spare_files=0, segment_open_ms=100)
+        async with open_store(url) as store, Quiver(directory, config) as quiver:
+            sender = Forwarder(
+                quiver,
+                store,
+                source=source,
+                subscriber=subscriber,
+                prefix=prefix,
+                file_format=file_format.value,
+            )
+            await sender.register()
+            await quiver.flush()
+            done = await sender.run(0)
+            if done.failures:
+                raise ForebayError(f"{done.failures} uploads failed", hint="run it again; nothing is lost")
+            return done
+
+    _view(directory)
+    done = wait_for(work())
+    if out.is_json():
+        out.document(asdict(done))
+        return
+    out.line(f"{done.segments:,} segments, {done.rows:,} rows, {format_bytes(done.bytes)} forwarded")

@@ -14,6 +14,7 @@ from forebay.quiver._local_disk import LocalDisk
 from forebay.quiver._reading import SegmentView
 from forebay.quiver._recovery import DIRECTORIES, Recovered, recover
 from forebay.quiver._segment_file import segment_name
+from forebay.quiver._selection import Selection
 
 __all__ = ["DirectoryView", "describe_segment"]
 
@@ -133,12 +134,21 @@ class DirectoryView:
                 problems.append(f"segment {number}: parts {view.bad_parts} are damaged")
         return problems
 
-    def last_rows(self, count: int) -> list[dict[str, Any]]:
-        """The last rows of the finished segments, oldest first."""
+    def select(self, selection: Selection | None = None, *, newest_first: bool = False) -> list[int]:
+        """The finished segments that can hold what is asked for."""
+        wanted = selection or Selection()
+        found = [number for number, info in self.found.segments.items() if wanted.wants(info)]
+        return sorted(found, reverse=newest_first)
+
+    def view(self, segment: int) -> SegmentView:
+        """One of them."""
+        return SegmentView(LocalDisk(self._path).read(segment_name(segment)))
+
+    def last_rows(self, count: int, selection: Selection | None = None) -> list[dict[str, Any]]:
+        """The last rows of the finished segments that are asked for, oldest first."""
         rows: list[dict[str, Any]] = []
-        disk = LocalDisk(self._path)
-        for number in sorted(self.found.segments, reverse=True):
-            table = SegmentView(disk.read(segment_name(number))).table()
+        for number in self.select(selection, newest_first=True):
+            table = (selection or Selection()).rows(self.view(number))
             rows[:0] = table.slice(max(0, table.num_rows - (count - len(rows)))).to_pylist()
             if len(rows) >= count:
                 break

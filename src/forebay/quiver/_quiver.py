@@ -19,7 +19,7 @@ import contextlib
 import logging
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -43,11 +43,13 @@ from forebay.quiver._finalizer import Finalizer
 from forebay.quiver._group_log import GroupLog, Item, LogSettings
 from forebay.quiver._local_disk import LocalDisk
 from forebay.quiver._metrics import QuiverMetrics
+from forebay.quiver._reading import SegmentView
 from forebay.quiver._recovery import DIRECTORIES, ENTRY_TYPE, Recovered, recover
 from forebay.quiver._report import RecoveryReport
 from forebay.quiver._retention import Parts, Retention
 from forebay.quiver._runs import RunSet
 from forebay.quiver._segment_file import Batch, SegmentInfo
+from forebay.quiver._selection import Selection
 from forebay.quiver._stats import QuiverStats, collect
 
 __all__ = ["Quiver", "Receipt"]
@@ -429,6 +431,21 @@ class Quiver:
         """The next segment for a subscriber, or None after `timeout_s`. None waits for ever."""
         self._check_open()
         return await self._deliveries.next(name, timeout_s)
+
+    async def read(self, selection: Selection | None = None) -> AsyncIterator[SegmentView]:
+        """Finished segments that can hold what is asked for, oldest first, without claiming them.
+
+        Rows in them that are not asked for are left to `Selection.rows`. One that is deleted in the meantime
+        is left out.
+        """
+        self._check_open()
+        wanted = selection or Selection()
+        for number in [each for each, info in self._segments.items() if wanted.wants(info)]:
+            if number in self._segments:
+                try:
+                    yield await self._deliveries.reader.open(number)
+                except FileNotFoundError:
+                    continue
 
     # Maintenance.
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from forebay.errors import FormatError
@@ -28,6 +30,8 @@ class SegmentView:
     def __init__(self, data: memoryview, *, check: bool = True) -> None:
         self.meta: SegmentMeta = quiver_segment.decode_meta(data, len(data))
         """What the segment says of itself."""
+        self.data = data
+        """The whole file, mapped."""
         self.bad_parts: list[int] = []
         """Record batches whose checksum does not match."""
         if check:
@@ -55,6 +59,16 @@ class SegmentView:
         for index in range(len(self.meta.parts)):
             if index not in self.bad_parts:
                 yield self._file.get_batch(index)
+
+    def row_indices(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Which rows of the segment as it was written are those of `batches`: all, unless it is damaged."""
+        kept = np.ones(self.meta.rows, bool)
+        begin = 0
+        for index, part in enumerate(self.meta.parts):
+            if index in self.bad_parts:
+                kept[begin : begin + part.rows] = False
+            begin += part.rows
+        return np.flatnonzero(kept)
 
     def table(self) -> pa.Table:
         """All batches as one table."""

@@ -1,0 +1,140 @@
+"""Putting a store right while nobody has it open.
+
+Opening a store needs no repair: it leaves out what is damaged and goes on. Repair does the same for good:
+the logs are read and written anew, damaged parts of segments are taken out of their files and put into
+`quarantine/`, so that later readings, and other readers of the Arrow files, meet whole ones. A subscriber
+that no process will ever serve again can be removed with it.
+
+**Crash points.** Each segment is replaced by a rename; a crash leaves the old file or the new one, and the
+damaged bytes are in `quarantine/` before. Repairing twice does no harm.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from forebay.errors import FormatError, NotFound
+from forebay.formats import quiver_segment
+from forebay.formats.quiver_segment import SegmentMeta, Source
+from forebay.quiver._config import QuiverConfig
+from forebay.quiver._disk import Disk, Piece
+from forebay.quiver._errors import UnknownSubscriber
+from forebay.quiver._local_disk import LocalDisk
+from forebay.quiver._quiver import Quiver
+from forebay.quiver._reading import SegmentView
+from forebay.quiver._recovery import DIRECTORIES
+from forebay.quiver._report import RecoveryReport
+from forebay.quiver._segment_file import segment_name
+
+__all__ = ["Repaired", "repair", "whole_pieces"]
+
+_UNBOUNDED: Final = QuiverConfig(size_cap_bytes=1 << 60, wal_spare_files=0)
+"""The settings of the store are not known here, and nothing may be dropped for want of space."""
+
+
+@dataclass(slots=True)
+class Repaired:
+    """What was done."""
+
+    report: RecoveryReport
+    """What opening the store found."""
+    rewritten: list[int] = field(default_factory=list)
+    """Segments that are whole again, without their damaged parts."""
+    put_aside: list[int] = field(default_factory=list)
+    """Segments of which nothing could be read; subscribers see them as `dropped`, reason `lost`."""
+    rows_lost: int = 0
+    unregistered: list[str] = field(default_factory=list)
+
+
+async def repair(path: str | os.PathLike[str], *, unregister: Sequence[str] = ()) -> Repaired:
+    """Repair a store. Raises `DirectoryInUse` where it is open, `NotFound` where there is none."""
+    root = Path(path)
+    if not all((root / each).is_dir() for each in DIRECTORIES):
+        raise NotFound(str(root), hint="it is not the directory of a Quiver store")
+    async with Quiver(root, _UNBOUNDED) as quiver:
+        done = Repaired(quiver.report)
+        for name in unregister:
+            if not await quiver.unregister(name):
+                raise UnknownSubscriber(name)
+            done.unregistered.append(name)
+    disk = LocalDisk(root)
+    # The store is closed by now; the lock keeps it so.
+    disk.lock()
+    try:
+        for name, _ in disk.list("segments"):
+            _repair_segment(disk, f"segments/{name}", done)
+    finally:
+        disk.unlock()
+    if done.put_aside:
+        # The next opening tells the subscribers that these are lost.
+        async with Quiver(root, _UNBOUNDED):
+            pass
+    return done
+
+
+def _repair_segment(disk: Disk, name: str, done: Repaired) -> None:
+    data = disk.read(name)
+    number = int(Path(name).stem)
+    try:
+        view = SegmentView(data)
+    except FormatError:
+        _put_aside(disk, name, number, done)
+        return
+    if not view.bad_parts:
+        return
+    done.rows_lost += sum(view.meta.parts[each].rows for each in view.bad_parts)
+    if len(view.bad_parts) == len(view.meta.parts):
+        _put_aside(disk, name, number, done)
+        return
+    for each in view.bad_parts:
+        part = view.meta.parts[each]
+        piece = data[part.offset : part.offset + part.length]
+        _write(disk, f"quarantine/part-{number:016d}-{part.offset}.bin", [piece])
+    disk.sync_directory("quarantine")
+    _, pieces = whole_pieces(view)
+    temporary = f"{segment_name(number)}.tmp"
+    _write(disk, temporary, pieces)
+    disk.protect(temporary)
+    disk.rename(temporary, name)
+    disk.sync_directory("segments")
+    done.rewritten.append(number)
+
+
+def whole_pieces(view: SegmentView) -> tuple[SegmentMeta, list[Piece]]:
+    """A segment file with the good parts of a damaged one."""
+    kept = view.row_indices()
+    ends, end = [], 0
+    for source in view.meta.sources:
+        end += source.rows
+        ends.append(end)
+    begin, sources = 0, []
+    for source, end in zip(view.meta.sources, ends, strict=True):
+        rows = int(((kept >= begin) & (kept < end)).sum())
+        sources.append(Source(rows, source.time_ms, source.context))
+        begin = end
+    batches = list(view.batches())
+    meta = msgspec.structs.replace(view.meta, sources=sources, rows=len(kept))
+    return quiver_segment.encode(meta, batches)
+
+
+def _put_aside(disk: Disk, name: str, number: int, done: Repaired) -> None:
+    disk.rename(name, f"quarantine/segment-{number:016d}.arrow")
+    disk.sync_directory("quarantine")
+    disk.sync_directory("segments")
+    done.put_aside.append(number)
+
+
+def _write(disk: Disk, name: str, pieces: Sequence[Piece]) -> None:
+    disk.remove(name)
+    file = disk.open(name, create=True)
+    try:
+        file.write(0, pieces)
+        file.sync()
+    finally:
+        file.close()
