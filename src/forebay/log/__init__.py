@@ -27,6 +27,7 @@ from forebay.log._resolve import PartitionOffsets
 from forebay.log._retention import Retention, RetentionReport
 from forebay.log._routing import partition_of, route
 from forebay.log._schema import RECORD_SCHEMA
+from forebay.log._staged import Publications, Published, StagedAppend, stage
 from forebay.log._tail_cache import MemoryTailCache, TailCache, TailCacheConfig
 from forebay.log._tail_cache_files import FileTailCache
 from forebay.log._tail_writer import TailFedWriter
@@ -79,11 +80,14 @@ __all__ = [
     "Positions",
     "PositionsSeen",
     "ProducerConfig",
+    "Publications",
+    "Published",
     "ReadRequest",
     "ReaderConfig",
     "Retention",
     "RetentionReport",
     "Span",
+    "StagedAppend",
     "TailCache",
     "TailCacheConfig",
     "TailFedWriter",
@@ -104,5 +108,6 @@ __all__ = [
     "explain",
     "partition_of",
     "route",
+    "stage",
     "verify",
 ]

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from forebay import aio
 from forebay.buffer import BufferConfig
 from forebay.buffer import Reader as BufferReader
+from forebay.formats.bytes_batch import Codec
 from forebay.log import Positions, ReaderConfig, WriterConfig
 from forebay.storage import ObjectStore, open_store
 
@@ -44,8 +45,9 @@ class Deployment:
 class Client:
     """One deployment, open in this process."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, codec: Codec = "none") -> None:
         self._deployment = deployment
+        self._codec: Codec = codec
         self._loop = asyncio.new_event_loop()
         self._bay: aio.Bay | None = None
         self._store: ObjectStore | None = None
@@ -84,7 +86,7 @@ class Client:
                 self._deployment.path,
                 self._deployment.coordinator,
                 reader_config=READER,
-                writer_config=WriterConfig(),
+                writer_config=WriterConfig(codec=self._codec),
             )
             self.run(bay.open())
             self._bay = bay
@@ -116,13 +118,13 @@ async def _opened(path: str) -> ObjectStore:
     return open_store(path)
 
 
-_clients: dict[tuple[int, Deployment], Client] = {}
+_clients: dict[tuple[int, Deployment, Codec], Client] = {}
 
 
-def client(deployment: Deployment) -> Client:
-    """The client of this process."""
-    key = (os.getpid(), deployment)
+def client(deployment: Deployment, codec: Codec = "none") -> Client:
+    """The client of this process; `codec` is for what it writes."""
+    key = (os.getpid(), deployment, codec)
     found = _clients.get(key)
     if found is None:
-        found = _clients[key] = Client(deployment)
+        found = _clients[key] = Client(deployment, codec)
     return found

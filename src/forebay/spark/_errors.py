@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from forebay.errors import ForebayError
 
-__all__ = ["DataLossFound"]
+__all__ = ["DataLossFound", "with_hints"]
+
+
+@contextlib.contextmanager
+def with_hints() -> Iterator[None]:
+    """Spark shows of an error what a traceback shows: so the hint goes along as a note, once."""
+    try:
+        yield
+    except ForebayError as error:
+        note = f"hint: {error.hint}"
+        if error.hint and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        raise
 
 
 class DataLossFound(ForebayError):

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from forebay.log import FetchedBatch, LogReader, OffsetOutOfRange, PositionsSeen, Span, Topic, UnknownTopic
 from forebay.spark._clients import Client, client
 from forebay.spark._columns import LogColumns, fused
-from forebay.spark._errors import DataLossFound
+from forebay.spark._errors import DataLossFound, with_hints
 from forebay.spark._log_plan import LogRange, LogTask, plan, resolve, skip_or_fail
 from forebay.spark._offsets import Offsets, as_offset, from_offset, share
 from forebay.spark._options import LogOptions
@@ -76,10 +76,11 @@ class _Reading:
         """The rows of one task, as Arrow."""
         if not isinstance(partition, LogTask):  # An empty plan still reaches a batch reader, as one task.
             return
-        columns, reader = LogColumns(self.schema), self._client.bay.reader
-        for wanted in partition.ranges:
-            for run in self._client.iterate(fused(self._scan(reader, wanted))):
-                yield columns.batch(run)
+        with with_hints():
+            columns, reader = LogColumns(self.schema), self._client.bay.reader
+            for wanted in partition.ranges:
+                for run in self._client.iterate(fused(self._scan(reader, wanted))):
+                    yield columns.batch(run)
 
     async def _scan(self, reader: LogReader, wanted: LogRange) -> AsyncIterator[FetchedBatch]:
         position = wanted.start
@@ -111,12 +112,13 @@ class LogBatchReader(_Reading, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """The tasks."""
-        seen = self._look()
-        self._check_named(seen, {})
-        reader, options = self._client.bay.reader, self.options
-        start = self._client.run(resolve(reader, options, seen.offsets, options.start, start=True))
-        end = self._client.run(resolve(reader, options, seen.offsets, options.end, start=False))
-        return self._plan(start, end)
+        with with_hints():
+            seen = self._look()
+            self._check_named(seen, {})
+            reader, options = self._client.bay.reader, self.options
+            start = self._client.run(resolve(reader, options, seen.offsets, options.start, start=True))
+            end = self._client.run(resolve(reader, options, seen.offsets, options.end, start=False))
+            return self._plan(start, end)
 
 
 class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -129,10 +131,12 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a new query begins."""
-        seen = self._seen()
-        self._check_named(seen, {})
-        reader, options = self._client.bay.reader, self.options
-        return as_offset(self._client.run(resolve(reader, options, seen.offsets, options.start, start=True)))
+        with with_hints():
+            seen = self._seen()
+            self._check_named(seen, {})
+            reader, options = self._client.bay.reader, self.options
+            found = resolve(reader, options, seen.offsets, options.start, start=True)
+            return as_offset(self._client.run(found))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """What the options say; where both limits are given, both hold."""
@@ -149,14 +153,15 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes."""
         begin = from_offset(start)
-        seen = self._target or self._seen()
-        self._check_named(seen, start)
-        latest = self._reachable(begin, seen)
-        if isinstance(limit, ReadMaxRows):
-            latest = share(begin, latest, limit.max_rows)
-        bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self.options.bytes_max
-        if bytes_max is not None and not isinstance(limit, ReadAllAvailable):
-            latest = self._client.run(self._within(begin, latest, bytes_max))
+        with with_hints():
+            seen = self._target or self._seen()
+            self._check_named(seen, start)
+            latest = self._reachable(begin, seen)
+            if isinstance(limit, ReadMaxRows):
+                latest = share(begin, latest, limit.max_rows)
+            bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self.options.bytes_max
+            if bytes_max is not None and not isinstance(limit, ReadAllAvailable):
+                latest = self._client.run(self._within(begin, latest, bytes_max))
         return as_offset(latest)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -166,7 +171,8 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of one batch."""
-        return self._plan(from_offset(start), from_offset(end))
+        with with_hints():
+            return self._plan(from_offset(start), from_offset(end))
 
     def _seen(self) -> PositionsSeen:
         self._last = self._look(self._last.topics if self._last else ())

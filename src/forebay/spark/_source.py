@@ -9,16 +9,29 @@ silently change the first. Ranges are options, columns are chosen by the schema.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 from pyspark.sql.types import StructType
 
+from forebay.errors import UsageError
 from forebay.spark._columns import LOG_SCHEMA, check_schema
+from forebay.spark._errors import with_hints
+from forebay.spark._log_sink import LogBatchWriter, LogSinkOptions, LogStreamWriter
 from forebay.spark._log_source import LogBatchReader, LogStreamReader
-from forebay.spark._options import LogOptions, Options
+from forebay.spark._options import Engine, LogOptions, Options
 
 __all__ = ["ForebaySource"]
+
+SCHEMAS: Final[Mapping[Engine, StructType]] = {"log": LOG_SCHEMA}
+"""Columns of every engine."""
 
 
 class ForebaySource(DataSource):
@@ -35,14 +48,34 @@ class ForebaySource(DataSource):
 
     def schema(self) -> StructType:
         """All columns of the engine."""
-        return LOG_SCHEMA
+        with with_hints():
+            return SCHEMAS[self._options.engine]
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
-        chosen = check_schema(schema, self.schema())
-        return LogBatchReader(LogOptions.parse(self._options, streaming=False), chosen)
+        with with_hints():
+            chosen = check_schema(schema, self.schema())
+            return LogBatchReader(LogOptions.parse(self._options, streaming=False), chosen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """For `spark.readStream`."""
-        chosen = check_schema(schema, self.schema())
-        return LogStreamReader(LogOptions.parse(self._options, streaming=True), chosen)
+        with with_hints():
+            chosen = check_schema(schema, self.schema())
+            return LogStreamReader(LogOptions.parse(self._options, streaming=True), chosen)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """For `df.write`."""
+        with with_hints():
+            _check_append(overwrite)
+            return LogBatchWriter(LogSinkOptions.parse(self._options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """For `df.writeStream`."""
+        with with_hints():
+            _check_append(overwrite)
+            return LogStreamWriter(LogSinkOptions.parse(self._options, schema))
+
+
+def _check_append(overwrite: bool) -> None:
+    if overwrite:
+        raise UsageError("nothing here is overwritten", hint='mode("append") or outputMode("append")')

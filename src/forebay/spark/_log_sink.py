@@ -1,0 +1,311 @@
+"""Writing into topics: tasks stage, the driver publishes.
+
+A task uploads its rows into objects that belong to no partition yet and tells the driver where they lie. The
+driver's `commit` publishes all of them under the query's id and the batch's number, in one decision (see
+`forebay.log._staged`). That is what makes it exactly once: a task that is tried again, a batch that is run
+again, even one that splits differently, and a commit that failed after its effect all end in the same list of
+appends, applied once. Appending straight from tasks would need every replay to split alike.
+
+`abort` does nothing: Spark calls it also after a commit that took effect. What was staged and never published
+is named by nobody, and the vacuum takes it after its grace.
+
+Rows: `value`, and optionally `key`, `headers`, `topic`, `partition`, `timestamp`. Without `partition` the key
+chooses; rows without a key go to one partition per task.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from forebay.errors import UsageError
+from forebay.formats.bytes_batch import HEADERS_TYPE, BytesBatch, Codec
+from forebay.log import AppendGroup, Catalog, Publications, StagedAppend, stage
+from forebay.spark._clients import Client, Deployment, client
+from forebay.spark._errors import with_hints
+from forebay.spark._options import WRITE, Options
+from forebay.spark._routing import targets
+
+__all__ = ["LogBatchWriter", "LogSinkOptions", "LogStreamWriter"]
+
+STAGE_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of rows a task gathers for one object."""
+COLUMNS: Final = {
+    "value": ("binary", "string"),
+    "key": ("binary", "string"),
+    "topic": ("string",),
+    "partition": ("int",),
+    "timestamp": ("timestamp",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+}
+"""Columns a sink takes and the types each may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSinkOptions:
+    """Where rows go."""
+
+    deployment: Deployment
+    topic: str | None
+    """For rows without a topic of their own."""
+    partitions: int
+    """Partitions of a topic that the sink creates."""
+    codec: Codec
+    write_id: str | None
+    """Name under which a batch write is published; None: a new one each time."""
+
+    @classmethod
+    def parse(cls, options: Options, schema: StructType) -> LogSinkOptions:
+        """Check options and columns before anything runs."""
+        options.check(WRITE["log"])
+        _check_columns(schema, options.given("topic"))
+        codec = options.text("compression", "none").lower()
+        if codec not in ("none", "zstd"):
+            raise UsageError(f"compression is {codec!r}", hint="none or zstd")
+        return cls(
+            options.deployment,
+            options.given("topic"),
+            options.count("partitions") or 1,
+            cast("Codec", codec),
+            options.given("writeId"),
+        )
+
+
+def _check_columns(schema: StructType, topic: str | None) -> None:
+    names = [field.name for field in schema.fields]
+    if "value" not in names:
+        raise UsageError("there is no column 'value'", hint="select(... as value): bytes or text")
+    if topic is None and "topic" not in names:
+        raise UsageError("no topic is named", hint='.option("topic", "orders"), or a column topic')
+    for field in schema.fields:
+        kinds = COLUMNS.get(field.name)
+        if kinds is None:
+            raise UsageError(
+                f"a sink has no column {field.name!r}", hint=f"select only: {', '.join(COLUMNS)}"
+            )
+        if field.dataType.simpleString() not in kinds:
+            raise UsageError(
+                f"column {field.name!r} is {field.dataType.simpleString()}",
+                hint=f"it is {' or '.join(kinds)}",
+            )
+
+
+@dataclass(frozen=True)
+class StagedRows(WriterCommitMessage):
+    """What one task staged."""
+
+    name: str
+    """Query id, or the id of a batch write."""
+    appends: tuple[StagedAppend, ...]
+    rows: int
+
+
+class _Task:
+    """Stages the rows of one task."""
+
+    def __init__(self, options: LogSinkOptions, open_client: Client, turn: int) -> None:
+        self._options = options
+        self._client = open_client
+        self._turn = turn
+        self._partitions: dict[str, int] = {}
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self.staged: list[StagedAppend] = []
+        self.rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows; stage when there are enough for an object."""
+        self.rows += batch.num_rows
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= STAGE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Stage what has gathered."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        groups = [group for batch in _together(waiting) for group in self._groups(batch)]
+        if groups:
+            bay = self._client.bay
+            self.staged += self._client.run(stage(bay.writer, groups, bay.parts.clock))
+
+    def _groups(self, batch: pa.RecordBatch) -> Iterator[AppendGroup]:
+        if "topic" not in batch.schema.names:
+            yield from self._groups_of(str(self._options.topic), batch)
+            return
+        topics = batch.column("topic")
+        for topic in pc.unique(topics).to_pylist():
+            name = self._options.topic if topic is None else topic
+            if name is None:
+                raise UsageError("a row has no topic", hint='fill the column, or .option("topic", ...)')
+            chosen = topics.is_null() if topic is None else pc.equal(topics, topic)
+            yield from self._groups_of(name, batch.filter(chosen))
+
+    def _groups_of(self, topic: str, batch: pa.RecordBatch) -> Iterator[AppendGroup]:
+        records = _records(batch)
+        chosen = self._chosen(topic, batch, records)
+        if isinstance(chosen, int):
+            yield AppendGroup(topic, chosen, records)
+            return
+        order = np.argsort(chosen, kind="stable")
+        records, chosen = _taken(records, order), chosen[order]
+        bounds = [0, *(np.flatnonzero(np.diff(chosen)) + 1).tolist(), len(chosen)]
+        for first, last in itertools.pairwise(bounds):
+            yield AppendGroup(topic, int(chosen[first]), records.slice(first, last - first))
+
+    def _chosen(self, topic: str, batch: pa.RecordBatch, records: BytesBatch) -> int | npt.NDArray[np.int32]:
+        """The partition of all rows, or of each."""
+        count = self._partitions_of(topic)
+        by_key: int | npt.NDArray[np.int32] = self._turn % count
+        if records.keys is not None and count > 1:
+            by_key = targets(records.keys, count, self._turn % count)
+        elif records.keys is not None:
+            by_key = 0
+        if "partition" not in batch.schema.names:
+            return by_key
+        given = batch.column("partition")
+        chosen = np.broadcast_to(np.asarray(by_key, np.int32), (len(given),)).copy()
+        present = given.is_valid().to_numpy(zero_copy_only=False)
+        chosen[present] = given.drop_null().to_numpy()
+        if int(chosen.min()) < 0 or int(chosen.max()) >= count:
+            raise UsageError(
+                f"{topic!r} has partitions 0 to {count - 1}, rows ask for {chosen.min()} to {chosen.max()}",
+                hint="add partitions to the topic, or correct the column partition",
+            )
+        return chosen
+
+    def _partitions_of(self, topic: str) -> int:
+        """How many the topic has; it is created where it does not exist."""
+        found = self._partitions.get(topic)
+        if found is None:
+            catalog: Catalog = self._client.bay.writer.catalog
+            found = self._client.run(catalog.ensure(topic, self._options.partitions)).partitions
+            self._partitions[topic] = found
+        return found
+
+
+def _together(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) <= 1:
+        return list(batches)
+    return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
+
+
+def _records(batch: pa.RecordBatch) -> BytesBatch:
+    def column(name: str, kind: pa.DataType) -> pa.Array | None:
+        if name not in batch.schema.names:
+            return None
+        found = batch.column(name)
+        return None if found.null_count == len(found) else found.cast(kind)
+
+    values = column("value", pa.binary())
+    if values is None or values.null_count:
+        raise UsageError("a row has no value", hint="filter such rows out, or coalesce(value, '')")
+    times = column("timestamp", pa.timestamp("ms", tz="UTC"))
+    if times is not None and times.null_count:
+        raise UsageError("only some rows have a timestamp", hint="fill the column, or leave it out")
+    return BytesBatch(
+        values,
+        column("key", pa.binary()),
+        None if times is None else np.asarray(times.cast(pa.int64())),
+        column("headers", HEADERS_TYPE),
+    )
+
+
+def _taken(records: BytesBatch, order: npt.NDArray[np.int64]) -> BytesBatch:
+    indices = pa.array(order)
+    return BytesBatch(
+        records.values.take(indices),
+        None if records.keys is None else records.keys.take(indices),
+        None if records.timestamps_ms is None else records.timestamps_ms[order],
+        None if records.headers is None else records.headers.take(indices),
+    )
+
+
+class _Writing:
+    """What both writers do."""
+
+    def __init__(self, options: LogSinkOptions) -> None:
+        self.options = options
+
+    def _stage(self, iterator: Iterator[pa.RecordBatch], name: str, turn: int) -> StagedRows:
+        task = _Task(self.options, client(self.options.deployment, self.options.codec), turn)
+        with with_hints():
+            for batch in iterator:
+                if batch.num_rows:
+                    task.add(batch)
+            task.flush()
+        return StagedRows(name, tuple(task.staged), task.rows)
+
+    def _publish(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+        staged = [message for message in messages if isinstance(message, StagedRows)]
+        if not staged:
+            return
+        opened = client(self.options.deployment)
+        parts = opened.bay.parts
+        publications = Publications(
+            opened.bay.writer, parts.store, parts.coordinator, clock=parts.clock, ids=parts.ids
+        )
+        appends = [append for message in staged for append in message.appends]
+        with with_hints():
+            opened.run(publications.publish(staged[0].name, batch, appends))
+            opened.run(opened.bay.writer.materialize_idle(idle_ms=0))
+
+
+class LogBatchWriter(_Writing, DataSourceArrowWriter):
+    """For `df.write`: published once, under `writeId` or a name of its own."""
+
+    def __init__(self, options: LogSinkOptions) -> None:
+        super().__init__(options)
+        self.name = options.write_id or f"write-{uuid.uuid4().hex}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
+        """In a task: stage."""
+        return self._stage(iterator, self.name, _task().partitionId())
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver: publish."""
+        self._publish(messages, 0)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing: what was staged is left to the vacuum."""
+
+
+class LogStreamWriter(_Writing, DataSourceStreamArrowWriter):
+    """For `df.writeStream`: each batch published once, under the id of the query."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
+        """In a task: stage."""
+        task = _task()
+        query = task.getLocalProperty("sql.streaming.queryId")
+        batch = task.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            raise UsageError("this is no streaming query", hint="use df.write for a batch")
+        return self._stage(iterator, query, task.partitionId() + int(batch))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """On the driver: publish."""
+        self._publish(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing: it is called also after a commit that took effect."""
+
+
+def _task() -> Any:
+    task = TaskContext.get()
+    assert task is not None, "writers run in tasks"
+    return task
