@@ -26,12 +26,13 @@ def order(number: int, **more: Any) -> bytes:
 class Bed:
     """A log in a directory."""
 
-    def __init__(self, directory: Path, partitions: int = 2) -> None:
+    def __init__(self, directory: Path, partitions: int = 2, *, create: bool = True) -> None:
         self.directory = directory
         self.bay_directory = directory / "bay"
         self.sent = 0
-        with forebay.connect(self.bay_directory) as bay:
-            bay.topics.create("orders", partitions=partitions)
+        if create:
+            with forebay.connect(self.bay_directory) as bay:
+                bay.topics.create("orders", partitions=partitions)
         self.partitions = partitions
 
     def send(self, records: Sequence[bytes], partition: int = 0, topic: str = "orders") -> None:
@@ -70,6 +71,11 @@ class Bed:
         with forebay.connect(self.bay_directory) as bay:
             found: list[dict[str, Any]] = bay.read(topic).read_all().to_pylist()
             return found
+
+
+def open_bed(directory: Path) -> Bed:
+    """The bed that another process made."""
+    return Bed(directory, create=False)
 
 
 def read_table(target: TargetSpec) -> pa.Table:

@@ -19,6 +19,8 @@ from forebay.spark.export._decode import Decoded, Decoder
 from forebay.spark.export._json import JsonDecoder
 from forebay.spark.export._types import choose, schema_of, table_schema, table_type
 
+pytestmark = pytest.mark.xdist_group("export")
+
 WANTED = pa.schema([("id", pa.int64()), ("who", pa.string())])
 
 

@@ -27,6 +27,8 @@ from forebay.spark.export import (
 )
 from forebay.spark.export._tables import Commit
 
+pytestmark = pytest.mark.xdist_group("export")
+
 STEPS = ("created", "planned", "task", "written", "dead", "committed")
 
 

@@ -34,6 +34,9 @@ class CommitUnknown(OutcomeUnknown):
 class RecordsTrimmed(NotDone):
     """The source no longer has records that the table does not have."""
 
+    final = True
+    """A second attempt of the task would meet it again."""
+
     def __init__(self, lane: str, *, position: int, earliest: int) -> None:
         super().__init__(
             f"{lane}: the table has everything below {position:,}, but the source now begins at {earliest:,}",

@@ -10,7 +10,8 @@ from forebay.errors import NotDone, OutcomeUnknown, UsageError
 from forebay.spark.export._clients import clients
 from forebay.spark.export._config import ExportConfig, TargetSpec
 from forebay.spark.export._exporter import Exporter, ExportReport, Step
-from forebay.spark.export._runners import cores, local_runner, spark_runner
+from forebay.spark.export._runners import local_runner, spark_runner
+from forebay.spark.export._spread import slots_of
 from forebay.spark.export._tables import open_table
 
 if TYPE_CHECKING:
@@ -23,17 +24,8 @@ INTERVAL_S_MIN = 0.1
 
 
 def _exporter(config: ExportConfig, spark: SparkSession | None, step: Step | None) -> Exporter:
-    if spark is None:
-        return Exporter(config, local_runner(), parallelism=cores(), step=step)
-    slots = int(spark.conf.get("spark.default.parallelism", "0") or 0) or _slots(spark)
-    return Exporter(config, spark_runner(spark), parallelism=slots, step=step)
-
-
-def _slots(spark: SparkSession) -> int:
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except Exception:  # Connect has no context; the server's machine is the best guess.
-        return cores()
+    runner = local_runner() if spark is None else spark_runner(spark)
+    return Exporter(config, runner, parallelism=slots_of(spark), step=step)
 
 
 def export(

@@ -211,9 +211,13 @@ class StreamSource:
         calls = Calls(
             store, clock=clients.clock, randomness=clients.randomness, policy=StreamReaderConfig().retry
         )
-        stream = clients.run(find_stream(calls, name))
-        self._lane = f"stream:{stream}"
-        self._reader = StreamReader(stream, store, clock=clients.clock, randomness=clients.randomness)
+
+        async def attach() -> StreamReader:
+            stream = await find_stream(calls, name)
+            return StreamReader(stream, store, clock=clients.clock, randomness=clients.randomness)
+
+        self._reader = clients.run(attach())
+        self._lane = f"stream:{self._reader.stream}"
 
     def lanes(self) -> list[Lane]:
         """The one stream."""

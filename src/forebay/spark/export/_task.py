@@ -48,7 +48,7 @@ def payload_of(schema: pa.Schema, partitioning: Partitioning) -> pa.Schema:
     return pa.schema([field for field in schema if field.name not in added])
 
 
-def run_task(config: ExportConfig, task: Task, store: str) -> TaskResult:
+def run_task(config: ExportConfig, store: str, task: Task) -> TaskResult:
     """Export the ranges of one task into files below `store`."""
     return _Run(config, task, store, clients()).run()
 
