@@ -10,6 +10,7 @@ from tests.quiver.harness import SMALL, batch, drain, numbers, simulate, store
 from tests.quiver.sim_disk import SimDisk
 
 from forebay.errors import UsageError
+from forebay.kit.metrics import Histogram, MetricsRegistry
 from forebay.quiver import Delivery, Quiver, QuiverConfig, QuiverFull, SubscriberStats, UnknownSubscriber
 from forebay.testing.world import World
 
@@ -425,5 +426,40 @@ def test_accounted_bytes_are_the_bytes_of_the_files() -> None:
             await quiver.maintain()
             await quiver.maintain()
             assert quiver.stats().used_bytes == disk.used_bytes
+
+    simulate(scenario)
+
+
+def test_rows_are_counted_by_signal_and_by_what_became_of_them() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        registry = MetricsRegistry()
+        config = dataclasses.replace(SLOW, retry_base_ms=0, maintenance_interval_ms=100)
+        async with store(world, disk, config, metrics=registry) as quiver:
+            await quiver.register("a")
+            for number in range(3):
+                await quiver.ingest(batch(number), signal="traces")
+                await quiver.flush()
+            await world.clock().sleep(0.2)
+
+            def value(name: str, *labels: str) -> float:
+                [family] = [each for each in registry.families() if each.name == name]
+                [series] = [each for values, each in family.series() if values == labels]
+                assert not isinstance(series, Histogram)
+                return series.value
+
+            assert value("quiver.items.queued", "traces") == 30
+            assert value("quiver.disk.bytes_actual") == disk.used_bytes
+            for outcome in ("nack", "ack", "reject"):
+                delivery = await quiver.next("a", 10)
+                assert delivery is not None
+                await getattr(delivery, outcome)()
+            assert value("quiver.items.requeued_total", "a", "traces") == 10
+            assert value("quiver.items.delivered_total", "a", "traces") == 10
+            assert value("quiver.items.rejected_total", "a", "traces") == 10
+            assert value("quiver.subscriber.retries_total", "a") == 1
+            await world.clock().sleep(0.2)
+            assert value("quiver.items.queued", "traces") == 10
+            assert value("quiver.gc.reclaimed_bytes_total") > 0
+            assert value("quiver.core.bytes", "0") == quiver.stats().used_bytes
 
     simulate(scenario)

@@ -276,16 +276,31 @@ class Deliveries:
             if holds:
                 del desk.claims[segment]
             return False
+        info = self._segments.get(segment)
         if outcome == "dropped":
             await self._keep_dead(name, segment)
         reason: Literal["", "rejected"] = "rejected" if outcome == "dropped" else ""
         await self._acks.commit([Outcome(name, segment, segment, outcome, reason)])
         self._metrics.outcomes.labels(name, outcome).inc()
+        self._count_rows(name, info, outcome)
         if outcome == "nack":
             self._defer(name, segment, claim)
         elif desk.claims.get(segment) is claim:
             del desk.claims[segment]
         return True
+
+    def _count_rows(
+        self, name: str, info: SegmentInfo | None, outcome: Literal["ack", "nack", "dropped"]
+    ) -> None:
+        if info is None:
+            return
+        metrics = self._metrics
+        families = {
+            "ack": metrics.items_delivered,
+            "nack": metrics.items_requeued,
+            "dropped": metrics.items_rejected,
+        }
+        families[outcome].labels(name, info.signal).inc(info.rows)
 
     def release(self, name: str, segment: int, claim: _Claim) -> None:
         """Back to the front, at once."""
@@ -300,6 +315,7 @@ class Deliveries:
         if desk is None or desk.claims.get(segment) is not claim:
             return
         del desk.claims[segment]
+        self._metrics.retries.labels(name).inc()
         ceiling = min(self._config.retry_cap_ms, self._config.retry_base_ms << min(claim.attempt - 1, 30))
         # Half of it at least, so that a destination that is down is not asked at once again.
         wait = self._random.uniform(ceiling / 2, ceiling) / 1000

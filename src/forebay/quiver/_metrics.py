@@ -15,9 +15,11 @@ class QuiverMetrics:
         self.batches = counter("quiver.ingest.batches_total", "Batches made durable")
         self.rows = counter("quiver.ingest.rows_total", "Rows in them", ("signal",))
         self.throttled = counter("quiver.ingest.throttle_total", "Batches refused at the size cap")
+        self.failures = counter("quiver.ingest.failures_total", "Batches that were not taken", ("failure",))
         self.unsynced_bytes = gauge("quiver.wal.unsynced_bytes", "Bytes that wait for a sync")
         self.unsynced_age = gauge("quiver.wal.unsynced_age_seconds", "Age of the oldest of them")
         self.wal_bytes = gauge("quiver.wal.bytes", "Bytes of the WAL files")
+        self.spare_bytes = gauge("quiver.wal.spare_bytes", "Bytes of WAL files that wait to be used again")
         self.fsync_seconds = histogram("quiver.wal.fsync_seconds", "Write and sync of one group")
         self.group_size = histogram(
             "quiver.wal.group_size", "Batches in one group", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -30,6 +32,10 @@ class QuiverMetrics:
         self.damaged = counter("quiver.recovery.damaged_total", "Damage found at opening", ("kind",))
         self.segment_dropped = counter("quiver.segment.dropped_total", "Segments dropped before all had them")
         self.evictions = counter("quiver.gc.evictions_total", "Segments deleted", ("reason",))
+        self.reclaimed = counter("quiver.gc.reclaimed_bytes_total", "Bytes of segments deleted")
+        self.lost_segments = counter("quiver.loss.segments_total", "Segments somebody never got", ("reason",))
+        self.lost_bytes = counter("quiver.loss.bytes_total", "Logical bytes in them", ("reason",))
+        self.lost_rows = counter("quiver.loss.rows_total", "Rows in them", ("signal", "reason"))
         self.emergencies = counter(
             "quiver.retention.size_emergency_total", "Times the cap forced unprocessed data out"
         )
@@ -42,6 +48,12 @@ class QuiverMetrics:
         self.outcomes = counter(
             "quiver.subscriber.outcomes_total", "Outcomes by kind", ("subscriber", "outcome")
         )
+        self.retries = counter("quiver.subscriber.retries_total", "Deliveries put back for later", labels)
+        items = ("subscriber", "signal")
+        self.items_delivered = counter("quiver.items.delivered_total", "Rows acknowledged", items)
+        self.items_requeued = counter("quiver.items.requeued_total", "Rows put back for later", items)
+        self.items_rejected = counter("quiver.items.rejected_total", "Rows refused for good", items)
+        self.items_queued = gauge("quiver.items.queued", "Rows in finished segments", ("signal",))
         self.lag = gauge("quiver.subscriber.lag_segments", "Segments it has not resolved", labels)
         self.oldest_pending = gauge(
             "quiver.subscriber.oldest_pending_age_seconds", "Age of the oldest of them", labels
@@ -52,6 +64,7 @@ class QuiverMetrics:
         )
         self.in_flight = gauge("quiver.subscriber.in_flight", "Segments under a lease", labels)
         self.read_errors = counter("quiver.read.errors_total", "Reads of a segment that failed")
+        self.disk_actual = gauge("quiver.disk.bytes_actual", "Bytes of all files, as listed once a minute")
         self.disk_accounted = gauge("quiver.disk.bytes_accounted", "Bytes of all files, as counted")
         self.core_bytes = gauge("quiver.core.bytes", "Bytes of all files of a core", ("core_id",))
         self.cap_fraction = gauge("quiver.core.cap_fraction", "Share of the size cap in use")

@@ -17,16 +17,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import pyarrow as pa
 
-from forebay.errors import Closed, ForebayError, UsageError
+from forebay.errors import Backpressure, Closed, ForebayError, UsageError
 from forebay.formats import quiver_ack, quiver_wal
 from forebay.formats.quiver_ack import Dropped, Finalized, Outcome, Record, Register, Unregister
 from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, WAL_MAGIC
@@ -56,6 +57,8 @@ __all__ = ["Quiver", "Receipt"]
 
 _log = logging.getLogger(__name__)
 _SCHEMAS_KEPT = 256
+MEASURE_S: Final = 60.0
+"""Seconds between two listings of the directory for `quiver.disk.bytes_actual`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,8 @@ class Quiver:
         self._forms: dict[pa.Schema, SchemaForm] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
+        self._measured_at = -math.inf
+        self._signals: list[str] = []
         self._trim_wanted = asyncio.Event()
         self.report = RecoveryReport()
         """What the last `open` found."""
@@ -270,7 +275,12 @@ class Quiver:
         Raises `QuiverFull` at the size cap, `StorageFull` on a full disk, `QuiverFailed` after a failed sync:
         all certainly not done. `OutcomeUnknown` only where the sync of this very batch failed.
         """
-        return await (await self.submit(batch, signal=signal, context=context))
+        try:
+            return await (await self.submit(batch, signal=signal, context=context))
+        except ForebayError as error:
+            failure = "backpressure" if isinstance(error, Backpressure) else "error"
+            self._metrics.failures.labels(failure).inc()
+            raise
 
     async def submit(
         self, batch: pa.RecordBatch, *, signal: str = "logs", context: Mapping[str, str] | None = None
@@ -474,7 +484,20 @@ class Quiver:
         while True:
             await self._clock.sleep(self._config.maintenance_interval_ms / 1000)
             await self._guarded(self.maintain())
+            await self._guarded(self._measure())
             self._gauge()
+
+    async def _measure(self) -> None:
+        """List the files now and then, to see whether the accounts are right."""
+        now = self._clock.monotonic()
+        if not self._is_open or now - self._measured_at < MEASURE_S:
+            return
+        self._measured_at = now
+
+        def work() -> int:
+            return sum(size for each in DIRECTORIES for _, size in self._disk.list(each))
+
+        self._metrics.disk_actual.set(await self._disk.run("files", work))
 
     async def _trim_forever(self) -> None:
         """Give space back soon after a finalize or an acknowledgement, without waiting for the timer."""
@@ -499,7 +522,14 @@ class Quiver:
         oldest = self._wal.oldest_pending_at
         metrics.unsynced_age.set(0 if oldest is None else self._clock.monotonic() - oldest)
         metrics.wal_bytes.set(stats.wal_bytes)
+        metrics.spare_bytes.set(self._wal.spare_bytes)
         metrics.open_bytes.set(stats.open_bytes)
+        queued: dict[str, int] = dict.fromkeys(self._signals, 0)
+        for info in self._segments.values():
+            queued[info.signal] = queued.get(info.signal, 0) + info.rows
+        self._signals = list(queued)
+        for signal, rows in queued.items():
+            metrics.items_queued.labels(signal).set(rows)
         metrics.ack_bytes.set(stats.ack_bytes)
         metrics.ack_records.set(self._acks.records_since_checkpoint)
         metrics.checkpoint_age.set(self._acks.checkpoint_age_s)

@@ -230,6 +230,9 @@ class Retention:
             records.append(Dropped(segment, reason, info.rows, info.raw_bytes))
             await parts.acks.commit(records)
             parts.metrics.segment_dropped.inc()
+            parts.metrics.lost_segments.labels(reason).inc()
+            parts.metrics.lost_bytes.labels(reason).inc(info.raw_bytes)
+            parts.metrics.lost_rows.labels(info.signal, reason).inc(info.rows)
         await self._delete([segment], reason)
 
     async def _delete(self, segments: list[int], reason: str) -> None:
@@ -259,6 +262,7 @@ class Retention:
             info = parts.segments.pop(segment, None)
             if info is not None:
                 self.segment_bytes -= info.file_bytes
+                parts.metrics.reclaimed.inc(info.file_bytes)
             self._processed.discard(segment)
             parts.acks.state.live.remove(segment)
             parts.deliveries.reader.forget(segment)
