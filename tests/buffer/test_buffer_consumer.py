@@ -24,7 +24,7 @@ from forebay.buffer import (
     ResumeRefused,
 )
 from forebay.buffer._cursor import Cursor
-from forebay.errors import Closed, ForebayError, Unavailable, UsageError
+from forebay.errors import Closed, ForebayError, FormatError, Unavailable, UsageError
 from forebay.formats import buffer_batch, buffer_manifest
 from forebay.formats.buffer_batch import CorruptBatch
 from forebay.formats.buffer_manifest import EMPTY, Manifest, Metadata, NewEntry
@@ -518,3 +518,66 @@ async def test_lag_length_and_age_are_measured() -> None:
     assert consumer.metrics.queue_length.value == consumer.metrics.consumer_sequence_lag.value == 2
     assert consumer.metrics.manifest_bytes.value == len((await store.get(PATH)).data)
     assert consumer.conflict_rate() == 0.0
+
+
+@pytest.mark.parametrize("damage", ["tail", "location"])
+async def test_a_damaged_entry_does_not_hold_up_those_before_it(damage: str) -> None:
+    store = MemoryStore()
+    await fill(store, 3)
+    manifest = await manifest_of(store)
+    tail = b"FBX1\xff\xff" if damage == "tail" else b""
+    await store.put("ingest/late", buffer_batch.encode([b"late"]))
+    location = "ingest/\u00e9" if damage == "location" else "ingest/late"
+    data = buffer_manifest.append(manifest, [NewEntry(location, (), tail)]).data
+    await store.put(PATH, data.replace("\u00e9".encode(), b"\xff\xff"))
+    consumer = await opened(store)
+    for number in range(3):
+        batch = await consumer.next_batch()
+        assert batch is not None and list(batch.entries) == [b"%d" % number]
+        await consumer.ack(number)
+    with pytest.raises(FormatError):
+        await consumer.next_batch()
+    if damage == "location":
+        assert [each.sequence for each in await (await opened(store)).next_descriptors(9)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("sequence", [0.0, True, "0", None])
+async def test_an_acknowledgement_is_an_integer(sequence: Any) -> None:
+    store = MemoryStore()
+    await fill(store, 2)
+    consumer = await opened(store)
+    await consumer.next_batch()
+    for ack in (consumer.ack, consumer.ack_through):
+        with pytest.raises(UsageError, match="sequence is"):
+            await ack(sequence)
+    if sequence is not None:
+        with pytest.raises(UsageError, match="sequence is"):
+            await consumer.initialize(sequence)
+    await consumer.ack(0)
+
+
+async def test_closing_a_fenced_consumer_stops_it_and_tells_what_it_could_not_write() -> None:
+    """Whoever knows already is not told again; nor is there anything to tell where nothing was left."""
+    store = ScriptedStore()
+    await fill(store, 3)
+    idle = await opened(store)
+    knows = await opened(store)
+    await knows.next_batch()
+    await knows.ack(0)
+    behind = await opened(store)
+    await behind.next_batch()
+    await behind.ack(0)
+    newest = await opened(store)
+    with pytest.raises(Fenced):
+        await knows.ack(1)
+    before = store.counts.copy()
+    await idle.close()
+    await knows.close()
+    assert store.counts == before, "neither of them asks the store"
+    with pytest.raises(Fenced):
+        await behind.close()
+    for consumer in (idle, knows, behind):
+        assert not consumer.is_collecting
+        await consumer.close()
+    assert len(await manifest_of(store)) == 3, "a fenced consumer removes nothing"
+    assert await drain(newest) == [b"0", b"1", b"2"]

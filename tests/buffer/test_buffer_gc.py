@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from tests.buffer.scripted_store import ManualClock
 
-from forebay.buffer import BufferConfig, Consumer, Fenced, GarbageCollector
+from forebay.buffer import BufferConfig, Consumer, Fenced, GarbageCollector, Producer
 from forebay.errors import Unavailable
 from forebay.formats import buffer_manifest
 from forebay.formats.buffer_manifest import NewEntry
@@ -276,8 +276,12 @@ def test_collection_ends_with_its_consumer(steps: str) -> None:
 
 async def test_a_close_that_fails_stops_collection_too() -> None:
     store = MemoryStore()
-    consumer = Consumer(replace(CONFIG, gc_interval_ms=1), store=store)
+    async with Producer(CONFIG, store=store) as producer:
+        await producer.produce([b"x"])
+    consumer = Consumer(replace(CONFIG, gc_interval_ms=60_000), store=store)
     await consumer.initialize()
+    await consumer.next_batch()
+    await consumer.ack(0)
     await store.delete([PATH])
     with pytest.raises(Exception, match="gone"):
         await consumer.close()

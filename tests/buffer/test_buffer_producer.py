@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -119,6 +120,84 @@ async def test_a_call_without_a_list_of_records_is_refused(entries: Sequence[byt
         with pytest.raises(UsageError):
             await producer.produce(entries, b"meta")
         await producer.produce([b""])
+
+
+@pytest.mark.parametrize(
+    ("entries", "metadata"), [(None, b""), (7, b""), ([b"a"], None), ([b"a"], "text"), (iter([b"a"]), b"")]
+)
+async def test_what_is_no_list_of_records_or_no_metadata_is_refused_with_its_type(
+    entries: Any, metadata: Any
+) -> None:
+    async with Producer(CONFIG, store=MemoryStore()) as producer:
+        with pytest.raises(UsageError, match=r"entries is|metadata is"):
+            await producer.produce(entries, metadata)
+        assert producer.pending_inputs == 0
+
+
+async def test_calls_whose_metadata_would_fill_the_manifest_are_spread_over_batches() -> None:
+    config = replace(CONFIG, flush_interval_ms=60_000, manifest_append_bytes_max=10_000)
+    store = MemoryStore()
+    async with Producer(config, store=store) as producer:
+        handles = [await producer.produce([b"%d" % n], bytes(400)) for n in range(20)]
+    assert len({handle.watcher.result() for handle in handles}) == 20
+    entries = await Reader(config, store=store).entries()
+    assert [len(entry.metadata) for entry in entries] == [6, 6, 6, 2]
+
+
+async def test_a_call_whose_metadata_no_manifest_can_hold_is_refused_before_it_is_accepted() -> None:
+    config = replace(CONFIG, manifest_append_bytes_max=1_024)
+    store = MemoryStore()
+    async with Producer(config, store=store) as producer:
+        largest = 0
+        for size in range(1_024, 0, -1):
+            try:
+                await producer.produce([b"x"], bytes(size))
+                largest = size
+                break
+            except LimitExceeded:
+                pass
+        await producer.flush()
+    assert len((await store.get("ingest/manifest")).data) == 1_024 and largest > 800
+
+
+async def test_the_producer_tells_of_itself_under_the_names_of_the_go_producer() -> None:
+    config = replace(CONFIG, flush_interval_ms=60_000, max_buffered_inputs=2)
+    async with Producer(config, store=MemoryStore()) as producer:
+        metrics = MetricsSeen(producer.metrics.registry)
+        await producer.produce([b"a"])
+        assert metrics("inflight_bytes") > 0 and metrics("oldest_unflushed_batch_age_seconds") > 0
+        for _ in range(3):
+            await producer.produce([b"a"])
+        await producer.flush()
+        assert metrics("batch_outcome", outcome="committed") >= 2
+        assert metrics("appendch_block_seconds") >= 1, "how often somebody waited"
+        for name in ("encode", "upload", "manifest_append"):
+            assert metrics(f"{name}_duration_seconds") >= 1
+        assert metrics("head_of_line_block_seconds") >= 2 and metrics("manifest_append_batch_size") >= 1
+        for name in (
+            "encode_workers_busy",
+            "upload_workers_busy",
+            "halted",
+            "inflight_bytes",
+            "inflight_batches",
+            "queue_depth",
+            "oldest_unflushed_batch_age_seconds",
+        ):
+            assert metrics(name) == 0, name
+
+
+class MetricsSeen:
+    """Values of `buffer.producer.*`; of a histogram the number of observations."""
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        self._registry = registry
+
+    def __call__(self, name: str, **labels: str) -> float:
+        [family] = [each for each in self._registry.families() if each.name == f"buffer.producer.{name}"]
+        [value] = [
+            series.value for key, series in family.series() if all(value in key for value in labels.values())
+        ]
+        return value if isinstance(value, (int, float)) else value.count
 
 
 async def test_one_wrong_call_does_not_spoil_the_batch_of_others() -> None:
@@ -437,6 +516,9 @@ async def test_metrics_have_the_names_of_the_other_implementations() -> None:
         {"manifest_path": "ingest/manifest%20"},
         {"manifest_path": "ingest/../manifest"},
         {"flush_size_bytes": 0},
+        {"flush_size_bytes": 2 << 30},
+        {"max_buffered_bytes": 2 << 30},
+        {"batch_bytes_max": 1 << 20},
         {"max_buffered_inputs": 0},
         {"batch_compression": "lz4"},
         {"missing_batch": "ignore"},

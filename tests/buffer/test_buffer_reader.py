@@ -9,6 +9,9 @@ from tests.buffer.scripted_store import ManualClock
 
 from forebay.buffer import BatchMissing, BufferConfig, Consumer, Producer, Reader, manifest_as_json
 from forebay.errors import NotFound
+from forebay.formats import buffer_manifest
+from forebay.formats.buffer_batch import CorruptBatch
+from forebay.formats.buffer_manifest import Metadata, NewEntry
 from forebay.storage import MemoryStore
 
 CONFIG = BufferConfig(flush_interval_ms=1, gc_enabled=False)
@@ -86,3 +89,18 @@ async def test_a_manifest_becomes_json() -> None:
     [entry] = found["entries"]
     assert entry["sequence"] == 0 and entry["location"].startswith("ingest/")
     assert entry["metadata"][0]["payload"] == "/w==" and entry["metadata"][0]["start_index"] == 0
+
+
+async def test_an_entry_without_a_location_is_shown_as_missing() -> None:
+    store = MemoryStore()
+    bad = buffer_manifest.append(buffer_manifest.EMPTY, [NewEntry("x", (Metadata(0, 1, b""),))])
+    data = bad.data.replace(b"\x01\0x", b"\0\0", 1)
+    size = int.from_bytes(data[:4], "little") - 1
+    await store.put(CONFIG.manifest_path, size.to_bytes(4, "little") + data[4:])
+    reader = Reader(CONFIG, store=store)
+    [info] = await reader.inspect()
+    assert (info.entry.location, info.size_bytes) == ("", None)
+    stats = await reader.stats(sizes=True)
+    assert (stats.pending_bytes, stats.missing_batches) == (0, 1)
+    with pytest.raises(CorruptBatch, match="no location"):
+        await reader.read(0)

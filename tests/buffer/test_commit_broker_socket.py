@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.buffer import BufferConfig, Producer
+from forebay.buffer import BufferConfig, Producer, _commit_broker_socket
 from forebay.buffer._commit_broker import CommitBroker, CommitRequest, ReplyKind
 from forebay.buffer._commit_broker_client import BrokeredCommitter, BrokerGone
 from forebay.buffer._commit_broker_socket import FRAME_BYTES_MAX, BrokerServer, BrokerSocket
@@ -164,3 +164,32 @@ async def test_numbers_that_do_not_fit_end_only_the_connection_they_came_on(
         await bad.close()
         await good.close()
     assert reply.kind == ReplyKind.COMMITTED
+
+
+async def test_the_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
+    async with server(MemoryStore(), tmp_path / "s"):
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+
+
+async def test_whoever_says_nothing_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_commit_broker_socket, "GREETING_S_MAX", 0.05)
+    async with server(MemoryStore(), tmp_path / "s"):
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_broker_that_says_nothing_is_no_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_commit_broker_socket, "GREETING_S_MAX", 0.05)
+    silent = sockets.socket(sockets.AF_UNIX)
+    silent.bind(str(tmp_path / "s"))
+    silent.listen()
+    store = MemoryStore()
+    out, committer = producer(store, tmp_path / "s")
+    async with out:
+        await (await out.produce([b"x"])).watcher.await_durable()
+    silent.close()
+    assert committer.alone == 1

@@ -85,6 +85,35 @@ async def test_an_item_is_answered_with_its_own_result_after_the_commit() -> Non
     await batcher.close()
 
 
+async def test_an_item_that_would_pass_the_side_bound_begins_a_new_batch() -> None:
+    engine = Engine()
+    batcher = engine.batcher(batch_side_bytes=10)
+    for name, side in (("a", 6), ("b", 4), ("c", 1), ("large", 50), ("d", 0), ("e", 1)):
+        await batcher.add(name, 1, side)
+    await batcher.close()
+    assert engine.uploads == [["a", "b"], ["c"], ["large", "d"], ["e"]]
+    assert batcher.stats.closed["side bytes"] == 3
+
+
+async def test_the_state_of_a_batcher_can_be_seen() -> None:
+    engine = Engine(hold_uploads=True)
+    batcher = engine.batcher(uploads_max=1, batch_items=1)
+    assert batcher.oldest_age_s() == 0
+    for name in "abc":
+        await batcher.add(name, 1)
+    await settle()
+    assert (batcher.uploading, batcher.batches_waiting, batcher.batches_unanswered) == (1, 2, 3)
+    assert batcher.oldest_age_s() > 0
+    closing = asyncio.ensure_future(batcher.close())
+    while not closing.done():
+        for gate in engine.upload_gates:
+            if not gate.done():
+                gate.set_result(None)
+        await asyncio.sleep(0)
+    assert (batcher.uploading, batcher.batches_waiting, batcher.batches_unanswered) == (0, 0, 0)
+    assert batcher.oldest_age_s() == 0
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [({"batch_bytes": 30}, "bytes"), ({"batch_items": 3}, "items"), ({"age_ms": 1}, "age")],

@@ -6,7 +6,9 @@
 
 The hello keeps a producer from handing its batches to a broker of another queue, and from talking to one
 whose monotonic clock is not its own: deadlines would then mean nothing. Both sides refuse frames over
-`FRAME_BYTES_MAX` before reading them.
+`FRAME_BYTES_MAX` before reading them, and hang up on whoever does not say hello in time.
+
+The socket is for its owner alone. Its permissions are set before anybody can connect.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import struct
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +38,8 @@ CONNECTIONS_MAX: Final = 1_000
 VERSION: Final = 1
 CLOCK_DIFFERENCE_S_MAX: Final = 5.0
 """How far the two monotonic clocks may seem apart; more means that they are not the same clock."""
+GREETING_S_MAX: Final = 5.0
+"""Seconds within which the other side says hello."""
 RECONNECT_S: Final = 1.0
 """Seconds before a broker that was not there is looked for again."""
 
@@ -69,6 +74,12 @@ async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[T
         return decoder.decode(await reader.readexactly(size))
     except msgspec.MsgspecError as error:
         raise ValueError(f"not a frame of this protocol: {error}") from error
+
+
+async def _greeting(reader: asyncio.StreamReader) -> Hello:
+    """The first frame. Raises `TimeoutError`, an `OSError`, where it does not come in time."""
+    async with asyncio.timeout(GREETING_S_MAX):
+        return await _read(reader, _hello)
 
 
 async def _hang_up(writer: asyncio.StreamWriter) -> None:
@@ -109,7 +120,14 @@ class BrokerServer:
                 await _hang_up(writer)
                 raise UsageError(f"{self._path} is in use", hint="one broker per socket; stop the other one")
             self._path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._accepted, str(self._path))
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)  # Before it listens, nobody can connect.
+            self._server = await asyncio.start_unix_server(self._accepted, sock=listener)
+        except BaseException:
+            listener.close()
+            raise
 
     async def stop(self) -> None:
         """Stop listening, answer what is under way, and hang up."""
@@ -146,7 +164,7 @@ class BrokerServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answering: set[asyncio.Task[None]] = set()
         try:
-            theirs = await _read(reader, _hello)
+            theirs = await _greeting(reader)
             ours = Hello(VERSION, self._manifest_path, self._store, self._clock.monotonic())
             writer.write(_frame(ours))
             if not _same_queue(ours, theirs):
@@ -235,7 +253,7 @@ class BrokerSocket:
             reader, writer = await asyncio.open_unix_connection(str(self._path))
             ours = Hello(VERSION, self._manifest_path, self._store, self._clock.monotonic())
             writer.write(_frame(ours))
-            theirs = await _read(reader, _hello)
+            theirs = await _greeting(reader)
         except (OSError, EOFError, ValueError) as error:
             if writer is not None:
                 await _hang_up(writer)

@@ -39,11 +39,13 @@ class BufferConfig:
     flush_interval_ms: int = 100
     """Milliseconds from the first input of an open batch to its upload. At least 0."""
     flush_size_bytes: int = 64 * MIB
-    """Bytes at which an open batch is uploaded early, framing included. A loose bound. At least 1."""
+    """Bytes at which an open batch is uploaded early, framing included. A loose bound. At least 1, at most
+    `batch_bytes_max`."""
     max_buffered_inputs: int = 1000
     """Calls of `produce` that are not durable yet; at the bound further ones wait. At least 1."""
     max_buffered_bytes: int = 256 * MIB
-    """Bytes that are not durable yet, framing included; also the largest single call. At least 1."""
+    """Bytes that are not durable yet, framing included; also the largest single call. At least 1, and at most
+    `batch_bytes_max`, since one batch may hold them all."""
     batch_compression: Compression = "none"
     """Compression of batches: `none` or `zstd` (level 3)."""
     uploads_max: int = 4
@@ -90,7 +92,8 @@ class BufferConfig:
     allow_gap: bool = False
     """Whether a consumer may resume although batches after its position are gone."""
     batch_bytes_max: int = 1024 * MIB
-    """Largest batch object that is read, before and after decompression. At least 1."""
+    """Largest batch object that is read, before and after decompression. At least 1. Producers make none that
+    is larger, so a lower bound asks for lower ones of `flush_size_bytes` and `max_buffered_bytes`."""
     manifest_bytes_max: int = 1024 * MIB
     """Largest manifest that is read. At least 1,024."""
 
@@ -126,6 +129,12 @@ class BufferConfig:
         for name, values in _CHOICES.items():
             if getattr(self, name) not in values:
                 raise UsageError(f"{name} is {getattr(self, name)!r}", hint=f"one of: {', '.join(values)}")
+        for name in ("flush_size_bytes", "max_buffered_bytes"):
+            if getattr(self, name) > self.batch_bytes_max:
+                raise UsageError(
+                    f"{name} is {getattr(self, name):,}, batch_bytes_max {self.batch_bytes_max:,}",
+                    hint=f"a batch could become larger than consumers read: lower {name}",
+                )
         if self.upload_age_ms_max is not None and 2 * self.upload_age_ms_max > self.gc_grace_period_ms:
             raise UsageError(
                 f"upload_age_ms_max is {self.upload_age_ms_max}, the grace period {self.gc_grace_period_ms}",

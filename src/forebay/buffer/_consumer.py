@@ -37,7 +37,15 @@ from forebay.buffer._gc import GarbageCollector, collect_while_alive
 from forebay.buffer._manifest_file import ManifestFile
 from forebay.buffer._metrics import BufferMetrics
 from forebay.buffer._read_ahead import ReadAhead
-from forebay.errors import Closed, ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
+from forebay.errors import (
+    Closed,
+    ForebayError,
+    FormatError,
+    OutcomeUnknown,
+    PreconditionFailed,
+    Unavailable,
+    UsageError,
+)
 from forebay.formats import buffer_manifest
 from forebay.formats.buffer_manifest import Manifest
 from forebay.kit.clock import Clock, SystemClock
@@ -130,6 +138,7 @@ class Consumer:
 
     def _check_resume(self, manifest: Manifest, last_acked: int) -> None:
         first, following = manifest.first_sequence, manifest.next_sequence
+        _check_sequence(last_acked)
         if last_acked < 0:
             raise UsageError(f"last_acked_sequence is {last_acked}", hint="None starts at the earliest entry")
         if last_acked >= following:
@@ -203,7 +212,15 @@ class Consumer:
             return []
         await self._check_fence()
         found: list[BatchDescriptor] = []
-        while len(found) < most and (batch := self._peek()) is not None:
+        while len(found) < most:
+            try:
+                batch = self._peek()
+            except FormatError:
+                if found:
+                    break  # What lies before a damaged entry is handed out; the next call tells of it.
+                raise
+            if batch is None:
+                break
             if batch.duplicate_of is not None and self._config.duplicates == "skip":
                 self._skip(batch, "its location was seen before")
                 continue
@@ -233,9 +250,14 @@ class Consumer:
 
     def _upcoming(self) -> list[BatchDescriptor]:
         """The next batch and those to fetch ahead."""
-        found = []
+        found: list[BatchDescriptor] = []
         for distance in range(1 + self._config.read_ahead_batches):
-            batch = self._describe(distance)
+            try:
+                batch = self._describe(distance)
+            except FormatError:
+                if not found:
+                    raise
+                break  # A damaged entry further on does not hold up those before it.
             if batch is None:
                 break
             found.append(batch)
@@ -264,6 +286,7 @@ class Consumer:
 
     async def _ack(self, sequence: int, *, through: bool) -> None:
         cursor = self._ready()
+        _check_sequence(sequence)
         await self._check_fence()
         cursor.check(sequence, through=through)
         if through or cursor.pending(sequence) >= self._config.dequeue_acks:
@@ -405,12 +428,14 @@ class Consumer:
     async def close(self) -> None:
         """Write what was acknowledged, stop everything. Closing twice is fine.
 
-        Raises what the last flush raises; everything is stopped nevertheless.
+        Raises what that write raises; everything is stopped nevertheless. Where there is nothing to write,
+        and for a consumer that has been told that it is fenced, closing asks the store nothing and succeeds.
         """
         if self._closed:
             return
         try:
-            if self._cursor is not None and self._fenced is None:
+            cursor = self._cursor
+            if cursor is not None and self._fenced is None and cursor.acked != cursor.dequeued:
                 await self.flush()
         finally:
             self._closed = True
@@ -434,3 +459,8 @@ class Consumer:
             await self.close()
         except ForebayError as problem:
             error.add_note(f"and closing the consumer failed: {problem}")
+
+
+def _check_sequence(sequence: object) -> None:
+    if not isinstance(sequence, int) or isinstance(sequence, bool):
+        raise UsageError(f"a sequence is {sequence!r}", hint="sequences are integers")

@@ -44,6 +44,8 @@ CROWD_MAX: Final = 64.0
 """Producers that are reckoned with at most: a queue that jumped while we were away has not as many."""
 TIMES_KEPT: Final = 9
 """Looks and writes whose times count."""
+TIME_S_MIN: Final = 1e-4
+"""What a look or a write takes at least: a store in memory needs no time that a clock shows."""
 _CROWD_SMOOTHING: Final = 0.6
 _DOUBT: Final = 0.7
 """Weight of an estimate made before our own batches are counted in."""
@@ -70,12 +72,12 @@ class Pace:
     def read_took(self, seconds: float) -> None:
         """A look at the manifest took so long."""
         self._reads.append(seconds)
-        self._read_s = median(self._reads)
+        self._read_s = max(median(self._reads), TIME_S_MIN)
 
     def write_took(self, seconds: float) -> None:
         """A write of the manifest took so long."""
         self._writes.append(seconds)
-        self._write_s = median(self._writes)
+        self._write_s = max(median(self._writes), TIME_S_MIN)
 
     @property
     def is_shared(self) -> bool:

@@ -32,9 +32,10 @@ from forebay.buffer._config import BufferConfig
 from forebay.buffer._errors import UploadFailed
 from forebay.buffer._metrics import BufferMetrics
 from forebay.buffer._names import batch_location
+from forebay.buffer._producer_metrics import ProducerMetrics
 from forebay.buffer._shared_committer import SharedCommitter
 from forebay.errors import ForebayError, LimitExceeded, OutcomeUnknown, Unavailable, UsageError
-from forebay.formats import buffer_batch, record_block
+from forebay.formats import buffer_batch, buffer_manifest, record_block
 from forebay.formats.buffer_batch import Compression
 from forebay.formats.buffer_manifest import Metadata, NewEntry
 from forebay.formats.entry_tail import EntryTail, encode_tail
@@ -51,6 +52,8 @@ _log = logging.getLogger(__name__)
 
 ITEM_BYTES = 16
 """Bytes of a metadata item beside its payload."""
+ENTRY_SHARE = 4
+"""A batch of many calls ends where its entry would take this part of the largest manifest."""
 
 
 class Durable(NamedTuple):
@@ -107,6 +110,11 @@ class _Input:
     number: int = -1
     ticket: Ticket[Durable] | None = None
 
+    @property
+    def side_bytes(self) -> int:
+        """What it adds to the manifest."""
+        return ITEM_BYTES + len(self.metadata)
+
 
 @dataclass(slots=True, eq=False)
 class _Uploaded:
@@ -115,6 +123,7 @@ class _Uploaded:
     raw_bytes: int
     stored_bytes: int
     began: float
+    ready_at: float
     places: list[Durable] | None = None
     """Where its calls are, once it is committed."""
 
@@ -144,6 +153,7 @@ class Producer:
         """Name of this producer in metrics and extensions."""
         self._producer_id = bytes.fromhex(self._ids.token())
         self.metrics = BufferMetrics(metrics, "producer", self.instance)
+        self._more_metrics = ProducerMetrics(self.metrics)
         self._committer = committer or SharedCommitter(
             self._store,
             config,
@@ -152,6 +162,7 @@ class Producer:
             randomness=self._random,
             metrics=self.metrics,
         )
+        self._entry_bytes = _entry_bytes(config)
         self._ordinal = 0
         self._inputs = 0
         self._closed = False
@@ -160,6 +171,7 @@ class Producer:
             self._commit,
             config=BatcherConfig(
                 batch_bytes=config.flush_size_bytes,
+                batch_side_bytes=config.manifest_append_bytes_max // ENTRY_SHARE,
                 batch_items=config.max_buffered_inputs,
                 age_ms=config.flush_interval_ms,
                 pending_items_max=config.max_buffered_inputs,
@@ -169,19 +181,23 @@ class Producer:
             ),
             clock=self._clock,
         )
+        self._more_metrics.watch(self._batcher)
 
     # -- taking records in
 
     async def produce(self, entries: Sequence[bytes] | pa.BinaryArray, metadata: bytes = b"") -> WriteHandle:
         """Accept records; wait for room if too much is not durable yet. The handle tells when they are."""
         item = self._input(entries, metadata)
-        ticket = await self._batcher.add(item, item.size_bytes + ITEM_BYTES + len(metadata))
+        began, waits = self._clock.monotonic(), self._batcher.stats.waits
+        ticket = await self._batcher.add(item, item.size_bytes + item.side_bytes, item.side_bytes)
+        if self._batcher.stats.waits != waits:
+            self._more_metrics.append_block.observe(self._clock.monotonic() - began)
         return self._accepted(item, ticket)
 
     def produce_nowait(self, entries: Sequence[bytes] | pa.BinaryArray, metadata: bytes = b"") -> WriteHandle:
         """Accept records, or raise `Backpressure` if there is no room now."""
         item = self._input(entries, metadata)
-        ticket = self._batcher.add_nowait(item, item.size_bytes + ITEM_BYTES + len(metadata))
+        ticket = self._batcher.add_nowait(item, item.size_bytes + item.side_bytes, item.side_bytes)
         return self._accepted(item, ticket)
 
     def _accepted(self, item: _Input, ticket: Ticket[Durable]) -> WriteHandle:
@@ -191,13 +207,12 @@ class Producer:
         return WriteHandle(DurabilityWatcher(ticket), item.time_ms)
 
     def _input(self, entries: Sequence[bytes] | pa.BinaryArray, metadata: bytes) -> _Input:
-        if isinstance(entries, (bytes, bytearray, memoryview, str)):
-            raise UsageError("entries is a single value", hint="give a list of bytes, also for one record")
-        if not len(entries):
-            raise UsageError("no entries", hint="give at least one record; an empty one is b''")
+        _check_call(entries, metadata)
         item_bytes, limit = ITEM_BYTES + len(metadata), self._config.manifest_append_bytes_max
-        if item_bytes > limit:  # It would never fit, and would take the calls of its batch with it.
-            raise LimitExceeded("manifest_append_bytes_max", limit=limit, actual=item_bytes)
+        if item_bytes + self._entry_bytes > limit:  # It would never fit, and would take its batch with it.
+            raise LimitExceeded(
+                "manifest_append_bytes_max", limit=limit, actual=item_bytes + self._entry_bytes
+            )
         now_ms = self._clock.now_ms()
         if isinstance(entries, (pa.Array, pa.ChunkedArray)):
             block = record_block.encode(entries)
@@ -212,18 +227,33 @@ class Producer:
         began = self._clock.monotonic()
         records = sum(item.count for item in items)
         raw_bytes = sum(item.size_bytes for item in items)
-        data = _encode(items, records, self._config.batch_compression)
+        data = self._encode(items, records)
         metadata = _metadata(items, merge=self._config.merge_metadata)
         for item in items:
             item.entries, item.block = [], b""  # Part of the batch now; both would double what waits.
         upload = await self._put(data, metadata, self._tail(data, records), began)
-        self.metrics.upload_duration.observe(self._clock.monotonic() - began)
-        uploaded = _Uploaded(upload, items, raw_bytes, len(data), began)
+        ready_at = self._clock.monotonic()
+        self.metrics.upload_duration.observe(ready_at - began)
+        self._more_metrics.upload_duration.observe(ready_at - upload.uploaded_at)
+        uploaded = _Uploaded(upload, items, raw_bytes, len(data), began, ready_at)
         upload.number, upload.following = items[0].number, items[-1].number + 1
         upload.on_commit = partial(self._landed, uploaded)
         if not self._batcher.aborted:  # Else its calls were told that it is not done: no commit may carry it.
             self._committer.ready(upload)
         return uploaded
+
+    def _encode(self, items: Sequence[_Input], records: int) -> bytes:
+        metrics = self._more_metrics
+        began = self._clock.monotonic()
+        metrics.encode_busy.inc()
+        try:
+            data = _encode(items, records, self._config.batch_compression)
+        finally:
+            metrics.encode_busy.dec()
+        metrics.encode_duration.observe(self._clock.monotonic() - began)
+        if len(data) > self._config.batch_bytes_max:  # Compression may add to what does not compress.
+            raise LimitExceeded("batch_bytes_max", limit=self._config.batch_bytes_max, actual=len(data))
+        return data
 
     def _tail(self, data: bytes, records: int) -> bytes:
         if not self._config.entry_extension:
@@ -260,9 +290,15 @@ class Producer:
     # -- committing
 
     async def _commit(self, group: Sequence[_Uploaded]) -> Sequence[Outcome[Durable]]:
+        metrics, began = self._more_metrics, self._clock.monotonic()
+        metrics.append_batches.observe(len(group))
+        for uploaded in group:
+            metrics.head_of_line_block.observe(began - uploaded.ready_at)
         answers = await self._committer.commit([uploaded.upload for uploaded in group])
+        metrics.append_duration.observe(self._clock.monotonic() - began)
         outcomes: list[Outcome[Durable]] = []
         for uploaded, answer in zip(group, answers, strict=True):
+            metrics.ended(answer)
             if isinstance(answer, Committed):
                 self._landed(uploaded, answer)
                 assert uploaded.places is not None
@@ -354,6 +390,24 @@ class Producer:
             _log.warning(
                 "producer %s: dropped without close, %d calls are lost", self.instance, batcher.pending_items
             )
+
+
+def _entry_bytes(config: BufferConfig) -> int:
+    """Bytes of a manifest with one entry, without what is known of its calls."""
+    location = batch_location(config.data_path_prefix, "0" * 26)
+    tail = encode_tail(EntryTail(0, 0, bytes(16), 0, 0)) if config.entry_extension else b""
+    return buffer_manifest.FOOTER_BYTES + buffer_manifest.encoded_entry_bytes(NewEntry(location, (), tail))
+
+
+def _check_call(entries: object, metadata: object) -> None:
+    if isinstance(entries, (bytes, bytearray, memoryview, str)):
+        raise UsageError("entries is a single value", hint="give a list of bytes, also for one record")
+    if not isinstance(entries, (Sequence, pa.Array, pa.ChunkedArray)):
+        raise UsageError(f"entries is {type(entries).__name__}", hint="give a list of bytes")
+    if not len(entries):
+        raise UsageError("no entries", hint="give at least one record; an empty one is b''")
+    if not isinstance(metadata, (bytes, bytearray, memoryview)):
+        raise UsageError(f"metadata is {type(metadata).__name__}", hint="metadata is bytes; b'' is none")
 
 
 def _records(entries: Sequence[bytes]) -> list[bytes]:

@@ -15,6 +15,7 @@ from forebay.buffer._batches import BatchDescriptor, ConsumedBatch
 from forebay.buffer._config import BufferConfig
 from forebay.buffer._fetch import Fetcher
 from forebay.buffer._metrics import BufferMetrics
+from forebay.errors import FormatError
 from forebay.kit.clock import Clock
 
 __all__ = ["ReadAhead"]
@@ -52,7 +53,10 @@ class ReadAhead:
     def _size(self, task: asyncio.Task[ConsumedBatch] | None, batch: BatchDescriptor) -> int:
         if task is not None and task.done() and not _has_failed(task):
             return task.result().entries.stored_bytes
-        extension = batch.entry.extension() if batch.entry is not None else None
+        try:
+            extension = batch.entry.extension() if batch.entry is not None else None
+        except FormatError:
+            return self._guess  # Whoever asks for this batch is told; those before it are not held up.
         told = extension.object_bytes if extension is not None else None
         return self._guess if told is None else told
 

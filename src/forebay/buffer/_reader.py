@@ -107,6 +107,8 @@ class Reader:
         return list(await asyncio.gather(*[one(entry) for entry in wanted]))
 
     async def _inspect(self, entry: Entry) -> EntryInfo:
+        if not entry.location:
+            return EntryInfo(entry, None)  # Nothing can lie there; reading it says what is wrong.
         try:
             size = (await self._store.head(entry.location)).size
             if size < buffer_batch.FOOTER_BYTES:

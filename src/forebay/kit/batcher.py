@@ -56,6 +56,9 @@ class BatcherConfig:
 
     batch_bytes: int = 8 * 1024 * 1024
     """Bytes at which an open batch is closed. A batch is larger only by its last item. At least 1."""
+    batch_side_bytes: int = 0
+    """Bytes of a second kind, such as what goes into an index, that one batch may hold: an item that would
+    pass the bound begins a new batch. A single item may be larger. 0: no bound."""
     batch_items: int = 100_000
     """Items at which an open batch is closed. At least 1."""
     age_ms: int = 100
@@ -70,8 +73,9 @@ class BatcherConfig:
     """Most batches in one commit."""
 
     def __post_init__(self) -> None:
-        if self.age_ms < 0:
-            raise UsageError(f"age_ms is {self.age_ms}", hint="it is at least 0")
+        for name in ("age_ms", "batch_side_bytes"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} is {getattr(self, name)}", hint="it is at least 0")
         names = (
             "batch_bytes",
             "batch_items",
@@ -90,7 +94,7 @@ class BatcherStats:
     """Plain counts since the start, for metrics and tests."""
 
     closed: Counter[str] = field(default_factory=Counter)
-    """Batches by why they were closed: bytes, items, age, flush, pressure."""
+    """Batches by why they were closed: bytes, side bytes, items, age, flush, pressure."""
     commits: int = 0
     """Calls of the engine's commit."""
     batches_committed: int = 0
@@ -106,6 +110,8 @@ class _Batch(Generic[Item, Uploaded, Result]):
     items: list[Item]
     tickets: list[Ticket[Result]]
     size_bytes: int
+    side_bytes: int = 0
+    opened_at: float = 0.0
     ready: bool = False
     uploaded: Uploaded | None = None
     error: Exception | None = None
@@ -150,20 +156,42 @@ class Batcher(Generic[Item, Uploaded, Result]):
         self.aborted = False
         """Whether it ended by cancellation: what was not handed to a commit then is answered as not done."""
 
+    # -- what is going on
+
+    @property
+    def uploading(self) -> int:
+        """Uploads under way."""
+        return self._uploading
+
+    @property
+    def batches_waiting(self) -> int:
+        """Batches that are closed and wait for an upload slot."""
+        return len(self._to_upload)
+
+    @property
+    def batches_unanswered(self) -> int:
+        """Batches that are closed and not answered yet."""
+        return len(self._unanswered)
+
+    def oldest_age_s(self) -> float:
+        """Seconds since the first item of the oldest batch that is not answered; 0 where there is none."""
+        batch = next(iter(self._unanswered), self._open)
+        return self._clock.monotonic() - batch.opened_at if batch.items else 0.0
+
     # -- taking items in
 
-    async def add(self, item: Item, size_bytes: int) -> Ticket[Result]:
+    async def add(self, item: Item, size_bytes: int, side_bytes: int = 0) -> Ticket[Result]:
         """Accept an item, waiting for room if there is none. Cancelling the wait leaves nothing behind."""
         self._check(size_bytes)
         if self._must_wait(size_bytes):
             await self._wait_for_room(size_bytes)
-            ticket = self._accept(item, size_bytes)
+            ticket = self._accept(item, size_bytes, side_bytes)
             self._release(0, 0)  # whoever came meanwhile stood in line behind this item
             return ticket
         self._reserve(size_bytes)
-        return self._accept(item, size_bytes)
+        return self._accept(item, size_bytes, side_bytes)
 
-    def add_nowait(self, item: Item, size_bytes: int) -> Ticket[Result]:
+    def add_nowait(self, item: Item, size_bytes: int, side_bytes: int = 0) -> Ticket[Result]:
         """Accept an item, or raise `Backpressure` if there is no room now."""
         self._check(size_bytes)
         if self._must_wait(size_bytes):
@@ -173,7 +201,7 @@ class Batcher(Generic[Item, Uploaded, Result]):
                 hint="wait for earlier writes, or raise pending_items_max or pending_bytes_max",
             )
         self._reserve(size_bytes)
-        return self._accept(item, size_bytes)
+        return self._accept(item, size_bytes, side_bytes)
 
     def _check(self, size_bytes: int) -> None:
         if self._closed:
@@ -229,19 +257,23 @@ class Batcher(Generic[Item, Uploaded, Result]):
             self._release(1, size_bytes)
             raise _closed_while_waiting()
 
-    def _accept(self, item: Item, size_bytes: int) -> Ticket[Result]:
+    def _accept(self, item: Item, size_bytes: int, side_bytes: int) -> Ticket[Result]:
         if self._open.items and self._clock.monotonic() >= self._open_deadline + _TIMER_GRACE_S:
             self._close_when_slot_is_free("age")
+        if side_bytes and 0 < self._config.batch_side_bytes < self._open.side_bytes + side_bytes:
+            self._close_open("side bytes")
         batch = self._open
         loop = asyncio.get_running_loop()
         if not batch.items:
             age_s = self._config.age_ms / 1000
-            self._open_deadline = self._clock.monotonic() + age_s
+            batch.opened_at = self._clock.monotonic()
+            self._open_deadline = batch.opened_at + age_s
             self._timer = loop.call_later(age_s, self._close_when_slot_is_free, "age")
         ticket: Ticket[Result] = loop.create_future()
         batch.items.append(item)
         batch.tickets.append(ticket)
         batch.size_bytes += size_bytes
+        batch.side_bytes += side_bytes
         if batch.size_bytes >= self._config.batch_bytes:
             self._close_open("bytes")
         elif len(batch.items) >= self._config.batch_items:
