@@ -86,7 +86,7 @@ async def test_consume_answers_records_with_offsets_and_where_to_read_on() -> No
 
 
 async def test_several_partitions_share_one_blob_and_one_answer() -> None:
-    async with serving() as (_, client):
+    async with serving(producer=ProducerConfig(batch_max_delay_ms=100)) as (_, client):
         batches = [{"topic": "orders", "partition": number, "records": [f"r{number}"]} for number in range(5)]
         found = (await client.post("/produce", {"topic_partitions": batches})).json()
         assert found["success_count"] == 5
@@ -96,7 +96,8 @@ async def test_several_partitions_share_one_blob_and_one_answer() -> None:
 
 async def test_shared_blob_is_downloaded_once_per_request(monkeypatch: pytest.MonkeyPatch) -> None:
     name = str(uuid.uuid4())
-    async with serving(made_of=parts(name)) as (_, client):
+    slow = ProducerConfig(batch_max_delay_ms=100)
+    async with serving(made_of=parts(name), producer=slow) as (_, client):
         batches = [{"topic": "orders", "partition": number, "records": [f"r{number}"]} for number in range(5)]
         await client.post("/produce", {"topic_partitions": batches})
         await client.produce("orders", 0, ["later"])

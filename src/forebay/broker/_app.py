@@ -20,7 +20,7 @@ from forebay.errors import ForebayError
 from forebay.formats.http_messages import REQUEST_ID
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
-from forebay.kit.metrics import MetricsRegistry
+from forebay.kit.metrics import Counter, Histogram, MetricsRegistry
 
 __all__ = ["App"]
 
@@ -53,6 +53,7 @@ class App(Refuser):
         self._seconds = metrics.histogram(
             "http.request_duration_seconds", "From whole to answered", ("path",)
         )
+        self._series: dict[tuple[str | None, str, int], tuple[Counter, Histogram]] = {}
         self._in_flight = metrics.gauge("http.in_flight", "Requests being worked on")
         self._received = metrics.counter("http.body_bytes_received", "Bytes of bodies")
         self._sent = metrics.counter("http.body_bytes_sent", "Bytes of answers, without streams")
@@ -100,10 +101,15 @@ class App(Refuser):
         return given if fits else self._ids.ulid()
 
     def _count(self, request: Request, route: Route | None, response: Response, seconds: float) -> None:
-        path = "unknown" if route is None else route.path
-        method = request.method if route is not None else "any"
-        self._requests.labels(method, path, response.status).inc()
-        self._seconds.labels(path).observe(seconds)
+        key = (None if route is None else route.path, request.method, response.status)
+        series = self._series.get(key)
+        if series is None:
+            path, method = ("unknown", "any") if route is None else (route.path, route.method)
+            series = self._requests.labels(method, path, response.status), self._seconds.labels(path)
+            if route is not None:
+                self._series[key] = series
+        series[0].inc()
+        series[1].observe(seconds)
         self._received.inc(len(request.body))
         self._sent.inc(len(response.body))
 

@@ -106,14 +106,16 @@ class Produce:
             left = limits.records_max
             groups = []
             for batch in batches:
-                columns = self._columns(batch, left)
+                columns = self._columns(batch, left, len(request.body))
                 left -= columns.count
                 groups.append(_group(batch, columns))
             return groups
         except (FormatError, LimitExceeded, pa.ArrowException) as error:
             raise BadRequest(f"the records cannot be taken: {error}") from None
 
-    def _columns(self, batch: ProducePartition | ProducePartitionPacked, left: int) -> Columns:
+    def _columns(
+        self, batch: ProducePartition | ProducePartitionPacked, left: int, body_bytes: int
+    ) -> Columns:
         limits = self._limits
         if isinstance(batch, ProducePartition):
             columns = json_columns(batch)
@@ -121,7 +123,10 @@ class Produce:
             columns = frame_columns(batch, bytes_max=limits.body_max_bytes)
         else:
             columns = packed_columns(batch)
-        columns.check(limits.record_max_bytes, left, limits.records_max)
+        columns.check_count(left, limits.records_max)
+        # Nothing in a small body is large, unless it was compressed.
+        if body_bytes > limits.record_max_bytes or columns.compressed:
+            columns.check_sizes(limits.record_max_bytes)
         return columns
 
     def _arrow_group(self, request: Request) -> AppendGroup:
@@ -131,7 +136,8 @@ class Produce:
         if not topic or partition is None:
             raise BadRequest("the query names no topic or no partition", hint="/produce?topic=T&partition=N")
         columns = arrow_columns(request.body, bytes_max=self._limits.body_max_bytes)
-        columns.check(self._limits.record_max_bytes, self._limits.records_max, self._limits.records_max)
+        columns.check_count(self._limits.records_max, self._limits.records_max)
+        columns.check_sizes(self._limits.record_max_bytes)
         return AppendGroup(
             topic,
             partition,
@@ -144,12 +150,9 @@ class Produce:
     # -- out
 
     async def _answers(self, tickets: Sequence[Ticket[AppendResult]]) -> list[AppendResult | ForebayError]:
-        done, late = await asyncio.wait(tickets, timeout=self._timeout_s)
-        if late:
-            # The append goes on, and whoever repeats it with its producer id learns its end.
-            for ticket in late:
-                ticket.add_done_callback(_look)
-        return [_answer(ticket) if ticket in done else _too_late(self._timeout_s) for ticket in tickets]
+        await _Tickets(tickets, self._timeout_s).all_done
+        # An append that is late goes on, and whoever repeats it with its producer id learns its end.
+        return [_answer(ticket) if ticket.done() else _too_late(self._timeout_s) for ticket in tickets]
 
     def _response(
         self,
@@ -226,7 +229,26 @@ def _too_late(timeout_s: float) -> OutcomeUnknown:
     return OutcomeUnknown("append", reason=f"it was not durable after {timeout_s:g} s")
 
 
-def _look(ticket: Ticket[AppendResult]) -> None:
-    """Nobody waits any more: the error, if any, has been told as an unknown outcome."""
-    if not ticket.cancelled():
-        ticket.exception()
+class _Tickets:
+    """Several tickets and a time limit as one future. `asyncio.wait` says the same at several times the cost.
+
+    A ticket that nobody waits for any more is not an error: the batcher has marked its failure as seen.
+    """
+
+    def __init__(self, tickets: Sequence[Ticket[AppendResult]], timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.all_done: asyncio.Future[None] = loop.create_future()
+        self._left = len(tickets)
+        self._timer = loop.call_later(timeout_s, self._end)
+        for ticket in tickets:
+            ticket.add_done_callback(self._one)
+
+    def _one(self, _: Ticket[AppendResult]) -> None:
+        self._left -= 1
+        if not self._left:
+            self._end()
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        if not self.all_done.done():
+            self.all_done.set_result(None)

@@ -36,17 +36,22 @@ class Columns:
     """A batch, before it is known to be within the limits."""
 
     batch: BytesBatch
+    compressed: bool = False
+    """Whether it took fewer bytes in the body than it has."""
 
     @property
     def count(self) -> int:
         """Records."""
         return len(self.batch)
 
-    def check(self, record_max_bytes: int, left: int, records_max: int) -> None:
-        """Raise `LimitExceeded` where there are too many records, or one is too large."""
+    def check_count(self, left: int, records_max: int) -> None:
+        """Raise `LimitExceeded` where there are too many records."""
         if self.count > left:
             actual = records_max - left + self.count
             raise LimitExceeded("records_max", limit=records_max, actual=actual, hint="send fewer at once")
+
+    def check_sizes(self, record_max_bytes: int) -> None:
+        """Raise `LimitExceeded` where a record is too large."""
         for column in (self.batch.values, self.batch.keys):
             if column is not None and column.nbytes > record_max_bytes:
                 _check_longest(column, record_max_bytes)
@@ -121,7 +126,7 @@ def frame_columns(batch: ProducePartitionPacked, *, bytes_max: int) -> Columns:
     inside = int.from_bytes(frame[12:16], "little")
     if inside > bytes_max:
         raise LimitExceeded("body_max_bytes", limit=bytes_max, actual=inside, hint="send smaller frames")
-    return Columns(bytes_batch.decode(frame))
+    return Columns(bytes_batch.decode(frame), compressed=inside > len(frame))
 
 
 # -- Arrow
