@@ -7,7 +7,13 @@ import sqlite3
 from pathlib import Path
 
 from forebay.buffer import BufferConfig, Consumer, Producer
+from forebay.buffer._commit_broker import CommitBroker, with_permission
+from forebay.buffer._commit_broker_socket import BrokerServer
+from forebay.storage import open_store
 from forebay.testing.kill import Report
+
+BROKER_PERMISSION_MS = 300
+"""How long producers of the tests wait for a broker that was killed."""
 
 
 def config_of(store: str) -> BufferConfig:
@@ -26,6 +32,16 @@ async def produce_forever(report: Report, store: str, name: str) -> None:
             report.ack(record)
             report.mark("ready")
             number += 1
+
+
+async def serve_broker(report: Report, store: str, socket: str) -> None:
+    """Commits for whoever connects, until it is killed."""
+    config = with_permission(config_of(store), BROKER_PERMISSION_MS)
+    async with open_store(store) as opened:
+        broker = CommitBroker(opened, config)
+        async with BrokerServer(broker, Path(socket), manifest_path=config.manifest_path, store=opened.url):
+            report.mark("ready")
+            await asyncio.Event().wait()
 
 
 def open_sink(path: Path) -> sqlite3.Connection:

@@ -7,6 +7,8 @@ import contextlib
 import random
 from dataclasses import replace
 
+import pytest
+
 from forebay.buffer import BufferConfig, Consumer, Producer
 from forebay.errors import NotDone, OutcomeUnknown, Unavailable
 from forebay.storage import open_store
@@ -61,9 +63,14 @@ def check(told: dict[str, str], found: list[str]) -> None:
         assert own == sorted(own), "records of one producer keep their order"
 
 
-async def test_producers_that_race_on_a_real_bucket_lose_and_double_nothing(seaweed: SeaweedServer) -> None:
-    config = replace(CONFIG, url=seaweed.url("buffer-race"))
-    results = await asyncio.gather(*[produce(config, f"p{number}") for number in range(3)])
+@pytest.mark.parametrize("together", [True, False])
+async def test_producers_that_race_on_a_real_bucket_lose_and_double_nothing(
+    seaweed: SeaweedServer, together: bool
+) -> None:
+    config = replace(CONFIG, url=seaweed.url(f"buffer-race-{together}".lower()))
+    # Producers of one process commit together where their limits agree.
+    configs = [config if together else replace(config, commit_batches_max=60 + n) for n in range(3)]
+    results = await asyncio.gather(*[produce(each, f"p{n}") for n, each in enumerate(configs)])
     told = {record: status for result in results for record, status in result.items()}
     assert set(told.values()) == {"ok"} and len(told) == 3 * RECORDS
     check(told, await drain(config))
