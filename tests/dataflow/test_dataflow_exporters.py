@@ -202,7 +202,7 @@ def metrics_of_every_kind() -> bytes:
     point = scope.metrics.add(name="summary").summary.data_points.add(count=9, sum=4.5)
     point.quantile_values.add(quantile=0.5, value=0.25)
     scope.metrics.add(name="empty")
-    return request.SerializeToString()
+    return bytes(request.SerializeToString())
 
 
 def rows(signal: str, data: bytes) -> list[dict[str, Any]]:

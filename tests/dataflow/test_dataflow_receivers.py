@@ -61,7 +61,7 @@ class FakeSink:
             name
             for parcel in self.parcels
             for request in parcel.requests
-            for name in names_in(parcel.signal, request)
+            for name in names_in(parcel.signal, bytes(request))
         ]
 
 
@@ -379,7 +379,7 @@ async def test_json_has_ids_in_hex() -> None:
         status, _h, answer = await post(over_http, "/v1/traces", b"[1]", kind="application/json")
         assert (status, json.loads(answer)["code"]) == (400, 3)
     [span] = (
-        ExportTraceServiceRequest.FromString(sink.parcels[0].requests[0])
+        ExportTraceServiceRequest.FromString(bytes(sink.parcels[0].requests[0]))
         .resource_spans[0]
         .scope_spans[0]
         .spans

@@ -8,6 +8,7 @@ lists, maps and bytes (base64) as JSON. Numbers that do not fit (times after 226
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
@@ -136,8 +137,21 @@ def table_of(signal: str, rows: Sequence[Row]) -> pa.Table:
     """Rows as a table."""
     schema = SCHEMAS[signal]
     columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    arrays = [
+        _maps(column) if field.type == _MAP else pa.array(column, field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _maps(column: Sequence[Sequence[tuple[str, str | None]]]) -> pa.Array:
+    """Maps from flat lists of keys and values: several times as fast as from a list of lists of pairs."""
+    offsets = list(itertools.accumulate(map(len, column), initial=0))
+    keys = [pair[0] for pairs in column for pair in pairs]
+    values = [pair[1] for pairs in column for pair in pairs]
+    return pa.MapArray.from_arrays(
+        pa.array(offsets, pa.int32()), pa.array(keys, _TEXT), pa.array(values, _TEXT)
+    )
 
 
 def rows_of(signal: str, data: bytes) -> Iterator[Row]:
@@ -328,7 +342,8 @@ def _time(nanoseconds: int) -> int | None:
 
 
 def _attributes(pairs: Any) -> list[tuple[str, str | None]]:
-    return [(pair.key, _text(pair.value)) for pair in pairs]
+    # Most values are texts; asking which kind a value is costs as much as all the rest.
+    return [(pair.key, pair.value.string_value or _text(pair.value)) for pair in pairs]
 
 
 def _text(value: Any) -> str | None:

@@ -27,7 +27,7 @@ import grpc
 import grpc.aio
 
 from forebay.dataflow._metrics import DataflowMetrics
-from forebay.dataflow._parcels import Parcel, Refused
+from forebay.dataflow._parcels import Bytes, Parcel, Refused
 from forebay.dataflow._settings import OtlpExporterSettings
 from forebay.dataflow._signals import SIGNALS, Signal
 from forebay.errors import OutcomeUnknown, Unavailable
@@ -109,7 +109,7 @@ class OtlpExporter:
             raise OutcomeUnknown("export", reason=f"a part arrived; {problem.message}")
         raise problem
 
-    async def _send_chunk(self, signal: Signal, requests: Sequence[bytes]) -> None:
+    async def _send_chunk(self, signal: Signal, requests: Sequence[Bytes]) -> None:
         try:
             await self._send(signal, b"".join(requests))
             return
@@ -164,9 +164,9 @@ class OtlpExporter:
             )
 
 
-def join(requests: Sequence[bytes], size_max: int) -> list[list[bytes]]:
+def join(requests: Sequence[Bytes], size_max: int) -> list[list[Bytes]]:
     """Consecutive requests in groups of at most `size_max` bytes; a larger one stands alone."""
-    groups: list[list[bytes]] = []
+    groups: list[list[Bytes]] = []
     size = 0
     for request in requests:
         if not groups or size + len(request) > size_max:

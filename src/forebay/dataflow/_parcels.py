@@ -12,16 +12,24 @@ half of the parsing. Segments carry the range of ingestion times.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, LimitExceeded
 from forebay.quiver import SegmentView
 
-__all__ = ["SCHEMA", "Parcel", "Refused", "Sink", "parcel_of", "record_batch"]
+__all__ = ["SCHEMA", "Bytes", "Parcel", "Refused", "Sink", "parcel_of", "record_batch"]
+
+Bytes: TypeAlias = bytes | memoryview
+BATCH_BYTES_MAX: Final = 240 * 1024 * 1024
+"""Bytes of requests in one record batch; an entry of Quiver's WAL holds a little more."""
+_ONE_OFFSET: Final = struct.Struct("<ii")
 
 SCHEMA: Final = pa.schema(
     [pa.field("items", pa.int64(), nullable=False), pa.field("request", pa.binary(), nullable=False)]
@@ -33,7 +41,7 @@ class Parcel:
     """Requests of one signal."""
 
     signal: str
-    requests: Sequence[bytes]
+    requests: Sequence[Bytes]
     items: int
     """Spans, log records or metrics in all of them."""
     size: int
@@ -58,20 +66,35 @@ class Refused(ForebayError):
 
 
 def record_batch(parcels: Sequence[Parcel]) -> pa.RecordBatch:
-    """Parcels as rows."""
+    """Parcels as rows. A single request is not copied, several are copied once."""
+    if len(parcels) == 1 and len(parcels[0].requests) == 1:
+        [parcel] = parcels
+        [request] = parcel.requests
+        return _rows([parcel.items], _ONE_OFFSET.pack(0, len(request)), request)
     requests = [request for parcel in parcels for request in parcel.requests]
-    # Only the sum counts later; a parcel of several requests puts its items into the first row.
+    ends = list(itertools.accumulate(map(len, requests), initial=0))
+    # Only the sum counts later; a parcel of several requests puts its items into its first row.
     items = [parcel.items if index == 0 else 0 for parcel in parcels for index in range(len(parcel.requests))]
-    return pa.record_batch([pa.array(items, pa.int64()), pa.array(requests, pa.binary())], schema=SCHEMA)
+    return _rows(items, np.array(ends, np.int32).tobytes(), b"".join(requests))
+
+
+def _rows(items: list[int], offsets: bytes, data: Bytes) -> pa.RecordBatch:
+    if len(data) > BATCH_BYTES_MAX:
+        raise LimitExceeded("BATCH_BYTES_MAX", limit=BATCH_BYTES_MAX, actual=len(data))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    column = pa.Array.from_buffers(pa.binary(), len(items), buffers)
+    return pa.RecordBatch.from_arrays([pa.array(items, pa.int64()), column], schema=SCHEMA)
 
 
 def parcel_of(view: SegmentView, giver: str) -> Parcel:
-    """A segment as a parcel."""
-    requests: list[bytes] = []
-    items = 0
+    """A segment as a parcel. Its requests are views into the mapped file."""
+    requests: list[Bytes] = []
+    items = size = 0
     for batch in view.batches():
-        requests.extend(batch.column("request").to_pylist())
-        items += sum(batch.column("items").to_pylist())
+        found = _views(batch.column("request"))
+        requests += found
+        size += sum(map(len, found))
+        items += int(np.sum(batch.column("items").to_numpy()))
     meta = view.meta
     # The checksums tell stores apart that began to count anew; the number alone would let a file of the new
     # one replace a file of the old one.
@@ -83,7 +106,16 @@ def parcel_of(view: SegmentView, giver: str) -> Parcel:
         meta.signal,
         requests,
         items,
-        sum(map(len, requests)),
+        size,
         meta.ingested_ms[0],
         f"{giver}-{meta.segment:012d}-{digest.hexdigest()}",
     )
+
+
+def _views(column: pa.Array) -> list[memoryview]:
+    """The values without copying them, as `to_pylist` would."""
+    _, offset_buffer, data = column.buffers()
+    begin = column.offset
+    offsets = np.frombuffer(offset_buffer, np.int32)[begin : begin + len(column) + 1].tolist()
+    whole = memoryview(data) if data is not None else memoryview(b"")
+    return [whole[first:last] for first, last in itertools.pairwise(offsets)]

@@ -103,7 +103,7 @@ def _groups(parcel: Parcel) -> Iterator[list[Row]]:
     size = 0
     for request in parcel.requests:
         size += len(request)
-        for row in rows_of(parcel.signal, request):
+        for row in rows_of(parcel.signal, bytes(request)):
             rows.append(row)
             if len(rows) >= ROW_GROUP_ROWS:
                 yield rows

@@ -1,8 +1,8 @@
 """The persistence node: requests into Quiver, segments out of it.
 
 **Invariant.** `take` returns only when Quiver has acknowledged the rows, that is, after a finished sync.
-Requests that arrive together become one record batch: an Arrow batch per request would cost more than the
-request itself, and the sync is shared anyway.
+Small requests that arrive together become one record batch: an Arrow batch each would cost more than the
+requests themselves. Large ones go alone, because joining means copying. The sync is shared in any case.
 
 **Subscribers.** With `broadcast` each destination is a subscriber under its own name, with its own position.
 With `round_robin` and several destinations the port is one subscriber and the destinations take turns; it is
@@ -44,6 +44,8 @@ _BATCHING: Final = BatcherConfig(
     pending_bytes_max=256 * 1024 * 1024,
     uploads_max=4,
 )
+ALONE_BYTES_MIN: Final = 64 * 1024
+"""Requests from this size on become a record batch of their own, without being copied."""
 _DRAIN_LOOK_S: Final = 0.1
 
 _SignalBatcher = Batcher[Parcel, int, None]
@@ -95,6 +97,9 @@ class Persistence:
 
     async def take(self, parcel: Parcel) -> None:
         """Return when the parcel is durable."""
+        if parcel.size >= ALONE_BYTES_MIN:
+            await self.quiver.ingest(record_batch([parcel]), signal=parcel.signal)
+            return
         batcher = self._batchers.get(parcel.signal)
         if batcher is None:
             batcher = self._batchers[parcel.signal] = self._batcher(parcel.signal)
