@@ -76,7 +76,10 @@ def remember(
     control: Control, groups: Sequence[AppendGroup], start_offset: int, now_ms: int
 ) -> dict[str, list[ProducerAppend]]:
     """The bookkeeping after these groups were appended from `start_offset` on."""
-    if all(group.producer_id is None for group in groups):
+    for group in groups:
+        if group.producer_id is not None:
+            break
+    else:
         return control.producers
     producers = dict(control.producers)
     for group in groups:

@@ -89,17 +89,19 @@ def propose(one: Try, now_ms: int, writer: str | None) -> Proposal:
     )
     home = names.home
     value = encode_record(control)
+    size = len(names.control) + len(value)
     operations = []
     if state.control is None:
         cursor = encode_record(Cursor(offset=start))
-        operations.append(Put(unit.keys.cursor, cursor, ABSENT, partition_key=home))
+        size += len(unit.keys.cursor) + len(cursor)
+        operations.append(Put(unit.keys.cursor, cursor, ABSENT, None, home))
     elif before.pending is not None and not state.indexed:
         entry = encode_record(before.pending.index_entry())
-        key = f"{names.index}{before.pending.end_offset:0{OFFSET_DIGITS}d}"
-        operations.append(Put(key, entry, ABSENT, partition_key=home))
+        key = names.index + str(before.pending.end_offset).zfill(OFFSET_DIGITS)
+        size += len(key) + len(entry)
+        operations.append(Put(key, entry, ABSENT, None, home))
     expected = ABSENT if state.version is None else state.version
-    operations.append(Put(names.control, value, expected, partition_key=home))
-    size = sum([len(operation.key) + len(operation.value) for operation in operations])
+    operations.append(Put(names.control, value, expected, None, home))
     return Proposal(one, state, control, operations, size)
 
 
