@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import http.server
 import itertools
 import json
 import socket
@@ -197,3 +199,31 @@ def test_tokens_are_issued_listed_and_revoked_from_the_command(
     assert run("tokens", "list", "--output", "json") == ""
     assert cli(["tokens", "revoke", "nobody", "--data", str(tmp_path)]) == 1
     assert cli(["tokens", "issue", "x", "--can", "fly", "--data", str(tmp_path)]) == 2
+
+
+def test_metrics_are_sent_by_otlp(tmp_path: Path) -> None:
+    bodies: list[bytes] = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        try:
+            endpoint = f"http://127.0.0.1:{collector.server_port}/v1/metrics"
+            with broker_process("--data", str(tmp_path), "--otlp-endpoint", endpoint) as broker:
+                broker.produce("t", 0, ["a"])
+                assert broker.terminate() == 0  # The last export goes out with the stop.
+        finally:
+            collector.shutdown()
+            thread.join(timeout=30)
+    sent = b"".join(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body for body in bodies)
+    assert b"produce.records" in sent
+    assert b"broker-1" in sent

@@ -14,7 +14,7 @@ import signal
 import ssl
 import sys
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,6 +104,15 @@ def serve(  # noqa: PLR0913, PLR0917 - every option is one setting
     tls_self_signed: Annotated[
         bool, typer.Option("--tls-self-signed", help="Make a certificate, for development.")
     ] = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            metavar="URL",
+            help="Send the metrics there too, as http://host:4318/v1/metrics.",
+            show_default=False,
+        ),
+    ] = None,
     stop_timeout_ms: Annotated[
         int,
         typer.Option("--stop-timeout-ms", metavar="MS", min=0, help="Time a stop gives to requests."),
@@ -140,7 +149,7 @@ def serve(  # noqa: PLR0913, PLR0917 - every option is one setting
     deployment.store_url, deployment.coordinator_url  # noqa: B018 - they raise
     with contextlib.ExitStack() as stack:
         tls = _tls(stack, deployment, host, tls_cert, tls_key, tls_self_signed)
-        _run(_serve(deployment, config, tls))
+        _run(_serve(deployment, config, tls, otlp_endpoint))
 
 
 def _installed() -> None:
@@ -206,7 +215,9 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-async def _serve(deployment: Deployment, config: BrokerConfig, tls: ssl.SSLContext | None) -> None:
+async def _serve(
+    deployment: Deployment, config: BrokerConfig, tls: ssl.SSLContext | None, otlp_endpoint: str | None
+) -> None:
     from forebay.broker import Broker
 
     loop = asyncio.get_running_loop()
@@ -214,6 +225,7 @@ async def _serve(deployment: Deployment, config: BrokerConfig, tls: ssl.SSLConte
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     broker = Broker(_parts(deployment), config)
+    export = None if otlp_endpoint is None else _export(otlp_endpoint, config.broker_id, broker.metrics)
     await broker.start(tls)
     try:
         if config.needs_tokens and tls is None:
@@ -226,6 +238,26 @@ async def _serve(deployment: Deployment, config: BrokerConfig, tls: ssl.SSLConte
         await stop.wait()
     finally:
         await broker.stop()
+        if export is not None:
+            await asyncio.to_thread(export)
+
+
+def _export(endpoint: str, broker_id: str, metrics: MetricsRegistry) -> Callable[[], object]:
+    """Begin to send the metrics by OTLP; returns what ends it."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+    except ImportError as error:
+        raise Unsupported("OpenTelemetry is not installed", hint="pip install 'forebay[otel]'") from error
+    from forebay.kit.metrics_otel import otel_view
+
+    resource = Resource.create({"service.name": "forebay-broker", "service.instance.id": broker_id})
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=endpoint))
+    provider = MeterProvider(metric_readers=[reader], resource=resource, shutdown_on_exit=False)
+    otel_view(metrics, provider.get_meter("forebay"))
+    return provider.shutdown
 
 
 def _parts(deployment: Deployment) -> Parts:

@@ -21,6 +21,7 @@ from forebay.kit.metrics import (
     HistogramValue,
     MetricsRegistry,
 )
+from forebay.kit.metrics_otel import OtelView, otel_view
 from forebay.kit.metrics_views import PROMETHEUS_CONTENT_TYPE, as_json, prometheus_text
 from forebay.kit.periodic import PeriodicConfig, PeriodicService
 from forebay.kit.retry import RetryPolicy, retry
@@ -56,6 +57,7 @@ __all__ = [
     "IdSource",
     "Limit",
     "MetricsRegistry",
+    "OtelView",
     "Outcome",
     "PeriodicConfig",
     "PeriodicService",
@@ -67,6 +69,7 @@ __all__ = [
     "Ticket",
     "as_json",
     "format_bytes",
+    "otel_view",
     "parse_bytes",
     "parse_duration_ms",
     "prometheus_text",
