@@ -354,6 +354,22 @@ async def test_kept_turn_is_taken_back_from_a_loop_that_does_not_come(
         os.close(descriptor)
 
 
+async def test_log_is_moved_into_the_database_also_in_a_fight(
+    tmp_path: Path, crowd: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sqlite_commit, "CHECKPOINT_VERSIONS", 1)
+    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
+        version = await _refused(coordinator, crowd)
+        writer: Any = coordinator._writer
+        for _ in range(_sqlite_writer.WRITES_PER_TURN):
+            version = await coordinator.put("d/a", b"", version)
+        assert writer._in_place.committer.checkpoint_due
+        # Refused after a wait, so that the turn is kept for the loop and the thread does no commit.
+        with pytest.raises(PreconditionFailed):
+            await coordinator.put("d/a", b"", version + 1)
+        assert not writer._in_place.committer.checkpoint_due
+
+
 async def test_process_that_had_to_wait_stands_in_line_for_its_next_turn(
     tmp_path: Path, crowd: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

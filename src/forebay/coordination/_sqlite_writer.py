@@ -252,10 +252,11 @@ class Writer:
         # Only after a wait: without others there is nobody who could have come between.
         if not (waited and self._committer.refuse(batch)):
             self._committer.commit(batch)
+        # Before the turn is handed to anybody: in a long fight the thread has no other moment.
+        self._checkpoint()
         self._stands_in_line = waited
         if waited and all(request.refused() for request in batch) and self._second_tries.is_due():
             return self._keep_turn(batch)
-        self._checkpoint()
         end_turn(self._descriptor)
         # Only now: the next process is at work while this one hands the answers over.
         self._call(self._deliver, batch)
@@ -279,7 +280,6 @@ class Writer:
             self._second_tries.used()
         elif not self._kept_writes:
             self._second_tries.unused()
-        self._checkpoint()
         end_turn(self._descriptor)
         if again:
             self._call(self._deliver, again)
