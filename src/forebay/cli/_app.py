@@ -48,8 +48,10 @@ COMMANDS = (
     Registered("groups", "forebay.cli.groups", "Consumer groups: lag, reset, delete."),
     Registered("log", "forebay.cli.log", "Verify a log, explain a record, let go of old ones."),
     Registered("quiver", "forebay.cli.quiver", "Look into a Quiver store on disk."),
+    Registered("serve", "forebay.cli.serve", "Serve the log over HTTP."),
     Registered("store", "forebay.cli.store", "Look into an object store."),
     Registered("stream", "forebay.cli.stream", "Tier streams into a bucket, and read them back."),
+    Registered("tokens", "forebay.cli.tokens", "Issue, list and revoke the tokens of brokers."),
     Registered("topics", "forebay.cli.topics", "Create, list, describe, change and delete topics."),
     Registered("vacuum", "forebay.cli.vacuum", "Delete objects that nobody names any more."),
     Registered(
