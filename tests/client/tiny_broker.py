@@ -46,7 +46,7 @@ class TinyBroker:
         self.headers: list[dict[str, str]] = []
         self.before: deque[str] = deque()
         """For the next produce requests: "" does nothing, "drop" hangs up before acting, "lose" after acting,
-        "400", "503", "garbage", or the error type that every batch gets."""
+        "400", "503", "garbage", "strange", or the error type that every batch gets."""
         self.gate: asyncio.Event | None = None
         """Where set, produce requests are answered only once it is."""
         self._connections: set[asyncio.StreamWriter] = set()
@@ -120,6 +120,8 @@ class TinyBroker:
             return 0, "", b"SSH-2.0-OpenSSH_9.2\r\n\r\n"
         if how == "400":
             return _error(400, "UsageError", "one of these is wrong")
+        if how == "strange":
+            return 200, "text/html", b"<h1>Welcome to the portal</h1>"
         if how == "503":
             return 503, "text/plain", b"busy"
         if how not in ("", "lose"):
@@ -240,8 +242,8 @@ def _error(status: int, kind: str, message: str) -> Answer:
 
 def _told(results: list[ProduceResult]) -> Answer:
     good = sum(each.ok for each in results)
-    body = msgspec.json.encode(ProduceResponse(results, good, len(results) - good))
-    return (200 if good == len(results) else 409), JSON, body
+    body = msgspec.msgpack.encode(ProduceResponse(results, good, len(results) - good))
+    return (200 if good == len(results) else 409), MSGPACK, body
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str], bytes] | None:

@@ -38,19 +38,24 @@ class Registered:
 
 
 COMMANDS = (
+    Registered("bench", "forebay.cli.bench", "Load tests: run a scenario, look at a run."),
     Registered("buffer", "forebay.cli.buffer", "Look at a queue of batches, check it, clean up behind it."),
     Registered("compact", "forebay.cli.compact", "Fold small appends into large objects."),
     Registered("dataflow", "forebay.cli.dataflow", "Receive telemetry, keep it on disk, hand it on."),
-    Registered("demo", "forebay.cli.demo", "Show the promise kept: write, race, kill -9, read back, verify."),
+    Registered("consume", "forebay.cli.consume", "Write the records of a topic to stdout."),
+    Registered("demo", "forebay.cli.demo", "The whole pipeline, killed with -9 and proven record by record."),
     Registered(
         "doctor", "forebay.cli.doctor", "What is installed, which servers answer, how fast the disk is."
     ),
     Registered("groups", "forebay.cli.groups", "Consumer groups: lag, reset, delete."),
     Registered("log", "forebay.cli.log", "Verify a log, explain a record, let go of old ones."),
+    Registered("produce", "forebay.cli.produce", "Send lines of stdin or files to a topic."),
     Registered("quiver", "forebay.cli.quiver", "Look into a Quiver store on disk."),
     Registered("serve", "forebay.cli.serve", "Serve the log over HTTP."),
+    Registered("spark", "forebay.cli.spark", "Export to tables; compact, vacuum, verify and replay on Spark."),
     Registered("store", "forebay.cli.store", "Look into an object store."),
     Registered("stream", "forebay.cli.stream", "Tier streams into a bucket, and read them back."),
+    Registered("tail", "forebay.cli.tail", "Follow the end of a topic."),
     Registered("tokens", "forebay.cli.tokens", "Issue, list and revoke the tokens of brokers."),
     Registered("topics", "forebay.cli.topics", "Create, list, describe, change and delete topics."),
     Registered("vacuum", "forebay.cli.vacuum", "Delete objects that nobody names any more."),

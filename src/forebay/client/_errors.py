@@ -65,7 +65,7 @@ def error_of_status(status: int, text: str, operation: str) -> ForebayError:
         return error_from(_BY_STATUS[status], message)
     if status in (429, 503):
         return errors.Unavailable(message, hint="try again later")
-    if status >= 500:
+    if status >= 500 or status < 400:
         # Something in between may have answered for a broker that did its work.
         return OutcomeUnknown(operation, reason=message)
     return Refused(f"HTTP {status}", message)

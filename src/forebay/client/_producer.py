@@ -308,6 +308,9 @@ class Producer:
             try:
                 answer = decoded(response, ProduceResponse, "produce")
             except OutcomeUnknown:
+                # A 503 may be somebody else's; a 200 that cannot be read says nothing about the records.
+                if response.status == 200:
+                    raise
                 raise self._session.error(response, "produce") from None
             if len(answer.results) != len(batches):
                 raise OutcomeUnknown("produce", reason=f"{len(answer.results)} results for {len(batches)}")

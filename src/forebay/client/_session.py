@@ -20,7 +20,7 @@ from forebay.client._connection import Response
 from forebay.client._errors import error_from, error_of_status, is_transient
 from forebay.client._pool import Pool
 from forebay.errors import ForebayError, NotFound, OutcomeUnknown, UsageError
-from forebay.formats.http_messages import JSON, ErrorBody
+from forebay.formats.http_messages import JSON, MSGPACK, ErrorBody
 from forebay.kit.clock import Clock
 from forebay.kit.retry import retry
 
@@ -104,8 +104,11 @@ class Session:
 
 
 def decoded(response: Response, kind: type[T], operation: str) -> T:
-    """The body as JSON of this kind."""
+    """The body as a message of this kind, in the form that its header says."""
+    packed = response.headers.get("content-type", "").partition(";")[0].strip().lower() == MSGPACK
     try:
+        if packed:
+            return msgspec.msgpack.decode(response.body, type=kind)
         return msgspec.json.decode(response.body, type=kind)
     except msgspec.DecodeError as error:
         raise strange(operation, error) from None

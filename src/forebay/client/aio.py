@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
@@ -182,6 +183,22 @@ class Client:
             return dict(zip(places, found, strict=True))
 
         return Consumer(Fetcher(self.session, chosen), begin, max_wait_ms=chosen.max_wait_ms)
+
+    def consumer_at(
+        self, topic: str, positions: Mapping[int, int], *, config: ConsumerConfig | None = None
+    ) -> Consumer:
+        """Reads on from an offset of its own in each of these partitions."""
+        chosen = config or ConsumerConfig()
+        begin_at = {TopicPartition(topic, partition): offset for partition, offset in positions.items()}
+
+        async def begin() -> dict[TopicPartition, int]:
+            return begin_at
+
+        return Consumer(Fetcher(self.session, chosen), begin, max_wait_ms=chosen.max_wait_ms)
+
+    async def offset_for_time(self, topic: str, partition: int, at: datetime) -> int:
+        """The first offset from then on; the next offset where there is none."""
+        return await self._places.resolve(TopicPartition(topic, partition), at)
 
     async def _chosen(
         self, topic: str, partition: int | None, start: Position, end: Position | None
