@@ -202,6 +202,20 @@ def test_taking_turns_behind_a_store_is_remarked_on_but_allowed() -> None:
     assert load(data).remarks == tuple(remarks)
 
 
+def test_a_file_per_request_is_remarked_on() -> None:
+    data = changed("          - persistence\n", "          - persistence\n          - parquet\n")
+    problems, remarks = check(data)
+    assert not problems
+    assert [each.line for each in remarks] == [line_of(data, "- parquet")]
+
+
+def test_the_documented_file_is_right_and_the_page_shows_it() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    text = (docs / "dataflow.yaml").read_text()
+    assert load(text.encode()).remarks == ()
+    assert f"```yaml\n{text}```" in (docs / "dataflow.md").read_text()
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"# nothing\n", b"nodes:\n", b"nodes: {}\n", b"nodes: [a]\n", b"text", b"- a"]
 )

@@ -204,6 +204,13 @@ def _check_ports(drafts: dict[str, _Draft]) -> None:
                 problems.add(place, where, f"{name} is a receiver and takes nothing in", "name another node")
             elif name in draft.destinations[:index]:
                 problems.add(place, where, f"the destination {name} comes twice", "remove one")
+            elif draft.kind == "receiver" and isinstance(drafts[name].settings, ParquetSettings):
+                problems.remark(
+                    place,
+                    where,
+                    "without a persistence node before it, every request becomes a file",
+                    "put one between, unless requests are few and large",
+                )
         if draft.strategy == "round_robin" and draft.kind == "processor" and len(draft.destinations) > 1:
             problems.remark(
                 draft.strategy_place,
