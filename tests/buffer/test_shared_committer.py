@@ -232,6 +232,17 @@ async def test_a_producer_leaves_and_the_others_go_on_through_their_own_stores(t
         assert len(await reader.entries()) == 6
 
 
+async def test_whoever_comes_after_the_last_has_left_begins_anew(tmp_path: Path) -> None:
+    config = replace(CONFIG, url=str(tmp_path))
+    kept = []
+    for number in range(3):
+        async with Producer(config) as producer:
+            durable = await (await producer.produce([b"x"])).watcher.await_durable()
+            kept.append(producer._committer._line)  # type: ignore[attr-defined]
+        assert durable.sequence == number
+    assert len({id(line) for line in kept}) == 3, "the store of each was closed with it"
+
+
 async def test_producers_with_other_limits_or_on_other_stores_do_not_share() -> None:
     bench, other = Bench(), Bench()
     members = [

@@ -16,10 +16,10 @@ Invariants:
 * Whoever is told of a failure had batches in the attempt that failed, or its own time was up. A commit that
   was only taken along, and that no attempt which may still land has carried, goes back to its place in line.
 * A commit that nobody waits for any more leaves the line, unless an attempt has it already.
-* A producer may leave at any time: the line then goes on through the store of another.
+* A producer may leave at any time: the line then goes on through the store of another. It ends with the last.
 
-The line is known by weak reference only: it ends with the last producer. In a simulated world every actor has
-a store of its own, so actors never share a line; each of them is a process.
+The line is known by weak reference only, so it also ends with producers that were dropped. In a simulated
+world every actor has a store of its own, so actors never share a line; each of them is a process.
 
 Settings of commits are part of what producers must share, so nobody is bound by the limits of another.
 """
@@ -112,7 +112,7 @@ class SharedCommitter:
             key = (id(loop), self._place, *_commit_settings(self.config), _identity(self.clock))
             line = _LINES.get(key)
             if line is None or line.loop is not loop:  # a new loop may have the id of one that is gone
-                line = _LINES[key] = _Line(self, loop)
+                line = _LINES[key] = _Line(key, self, loop)
             line.members[self] = None
             self._line = line
         return self._line
@@ -121,7 +121,8 @@ class SharedCommitter:
 class _Line:
     """Commits of all members, one attempt at a time."""
 
-    def __init__(self, first: SharedCommitter, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, key: _Key, first: SharedCommitter, loop: asyncio.AbstractEventLoop) -> None:
+        self._key = key
         self.loop = loop
         self.members: WeakKeyDictionary[SharedCommitter, None] = WeakKeyDictionary()
         config = first.config
@@ -148,6 +149,8 @@ class _Line:
         other = next(iter(self.members), None)
         if other is not None:
             self._file.use(other.store)
+        elif _LINES.get(self._key) is self:
+            del _LINES[self._key]  # Its store may be closed now: whoever comes next begins a new one.
 
     async def commit(self, member: SharedCommitter, uploads: Sequence[Upload]) -> None:
         """Return once every upload is answered."""
