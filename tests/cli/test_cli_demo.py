@@ -1,177 +1,198 @@
+"""The demo: what it proves, how it fails, what it leaves behind."""
+
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import pyarrow as pa
 import pytest
 
-from forebay.cli.demo import journal as journal_module
-from forebay.cli.demo import records, steps
-from forebay.cli.demo.journal import Journal
-from forebay.cli.demo.steps import Stage
-from forebay.errors import ForebayError, PreconditionFailed
-from forebay.kit.clock import SystemClock
-from forebay.storage import ObjectStore, open_store
+from forebay.cli import demo as demo_module
+from forebay.cli.demo import steps
+from forebay.cli.demo.events import TOPICS, Event, expected_rows, make_events
+from forebay.cli.demo.proof import Proof, compare, same_answers
+from forebay.cli.demo.questions import QUESTIONS
+from forebay.cli.demo.report import bars, draw
+from forebay.cli.demo.steps import Done, Outcome, Stage
+from forebay.errors import ForebayError, Unsupported
 
 Run = Callable[..., Any]
 
-
-@pytest.fixture
-async def store() -> AsyncIterator[ObjectStore]:
-    async with open_store("memory://") as opened:
-        yield opened
+ORDERS = TOPICS[0]
 
 
-@pytest.fixture
-async def stage(store: ObjectStore, tmp_path: Path) -> Stage:
-    return Stage(store, tmp_path, "demo/run", SystemClock())
+def events(count: int = 500) -> list[Event]:
+    return list(make_events(ORDERS, count, 1))
 
 
-def ignore() -> None:
-    """Nobody watches the progress."""
+def table(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows)
 
 
-def test_demo_verifies_every_record_and_leaves_nothing_behind(
+def dead(made: list[Event]) -> list[bytes]:
+    return [event.value for event in made if event.row is None]
+
+
+# -- events
+
+
+def test_events_are_the_same_for_the_same_seed_and_mostly_good() -> None:
+    made = events()
+    assert made == events()
+    assert made != list(make_events(ORDERS, 500, 2))
+    good = expected_rows(made)
+    assert 450 < len(good) < 500
+    assert any(event.late for event in made)
+    assert len({row["id"] for row in good}) == len(good)
+    for event in made[:50]:
+        if event.row is not None:
+            assert json.loads(event.value)["id"] == event.row["id"]
+
+
+# -- the proof
+
+
+def test_a_table_that_holds_every_row_once_is_proven() -> None:
+    made = events()
+    proof = compare(ORDERS, made, table(expected_rows(made)), dead(made))
+    assert proof.ok
+    assert (proof.sent, proof.rows + proof.dead_letters) == (500, 500)
+
+
+def test_a_missing_a_doubled_a_changed_and_a_foreign_row_are_found() -> None:
+    made = events()
+    rows = expected_rows(made)
+    assert compare(ORDERS, made, table(rows[1:]), dead(made)).missing == 1
+    assert compare(ORDERS, made, table([*rows, rows[3]]), dead(made)).doubled == 1
+    assert compare(ORDERS, made, table([*rows, rows[3] | {"id": "alien"}]), dead(made)).doubled == 1
+    changed = [rows[0] | {"amount": -1.0}, *rows[1:]]
+    assert compare(ORDERS, made, table(changed), dead(made)).changed == 1
+    for proof in (
+        compare(ORDERS, made, table(rows[1:]), dead(made)),
+        compare(ORDERS, made, table(changed), dead(made)),
+    ):
+        assert not proof.ok
+
+
+def test_lost_and_doubled_dead_letters_are_found() -> None:
+    made, rows = events(), expected_rows(events())
+    letters = dead(made)
+    assert letters
+    assert compare(ORDERS, made, table(rows), letters[1:]).dead_missing == 1
+    assert compare(ORDERS, made, table(rows), [*letters, letters[0]]).dead_missing == 1
+
+
+def test_answers_agree_up_to_a_cent_and_not_beyond() -> None:
+    answers: dict[str, list[list[Any]]] = {name: [["AT", 3, 10.0]] for name in QUESTIONS}
+    close = {name: [["AT", 3, 10.01]] for name in QUESTIONS}
+    assert same_answers(answers, close)
+    for wrong in ([["AT", 3, 11.0]], [["AT", 4, 10.0]], []):
+        assert not same_answers(answers, close | {next(iter(QUESTIONS)): wrong})
+
+
+# -- the report
+
+
+def test_the_report_needs_nothing_from_outside(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "local", 100, left_out=["Spark: <none>"])
+    stage.proofs.append(Proof("orders", 10, 9, 1, 2, 0, 0, 0, 0))
+    stage.answers["DuckDB"] = {"revenue": [["AT", 1, 2.5]], "one": [[7]]}
+    page = draw(stage, [Done("serve", Outcome(1, "a < b"), 0.5)], True)
+    assert "http" not in page and "<script" not in page and "src=" not in page
+    assert "a &lt; b" in page and "Spark: &lt;none&gt;" in page
+    assert "Every record arrived exactly once." in page
+    assert "exactly once" not in draw(stage, [], False)
+
+
+def test_a_chart_is_a_well_formed_drawing_with_longer_bars_for_more() -> None:
+    text = bars("t", [("a", 1.0), ("b", 2.0), ("c", 0.0)], "{:.0f}")
+    for loose in ("x", "y", "width", "height", "rx", "role", "font-weight"):
+        import re
+
+        text = re.sub(rf" {loose}=([^\s\"'>]+)", rf' {loose}="\1"', text)
+    drawing = ElementTree.fromstring(text)
+    widths = [float(bar.attrib["width"]) for bar in drawing.iter("rect")]
+    assert widths[0] < widths[1] and widths[2] == 1
+
+
+# -- the command
+
+
+def test_the_demo_without_spark_proves_every_record_and_leaves_only_its_report(
     forebay: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ran = forebay("demo", "-o", "json")
+    ran = forebay("demo", "--local", "--records", 1200, "-o", "json")
     assert ran.code == 0, ran.err
     document = ran.document
-    assert (document["ok"], document["lost"], document["data"]) == (True, 0, None)
+    assert (document["ok"], document["lost"], document["doubled"], document["mode"]) == (True, 0, 0, "local")
+    assert document["records"] == document["rows"] + document["dead_letters"] == 1200
     assert [step["name"] for step in document["steps"]] == [step.name for step in steps.STEPS]
-    *written, verified = document["steps"]
-    assert verified["records"] >= sum(step["records"] for step in written)
-    assert list(tmp_path.iterdir()) == []
+    assert document["left_out"]
+    assert [path.name for path in tmp_path.iterdir()] == ["forebay-demo-report"]
+    assert "exactly once" in Path(document["report"]).read_text()
 
 
-def test_demo_keeps_the_data_where_asked_and_says_how_to_look(
+def with_steps(monkeypatch: pytest.MonkeyPatch, work: Callable[[Stage], Outcome]) -> None:
+    monkeypatch.setattr(steps, "STEPS", (steps.Step("only", 1, work),))
+
+
+def test_a_demo_that_finds_something_wrong_says_so_and_fails(
     forebay: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "STEPS", steps.STEPS[:1])
-    ran = forebay("demo", "--data", tmp_path / "kept", "--keep")
-    assert ran.code == 0, ran.err
-    assert "Every acknowledged record is there" in ran.out
-    words = ran.out.splitlines()[-1].removeprefix("Kept: forebay ").split()
-    listed = forebay(*words, "-o", "json").documents
-    assert len(listed) == steps.WRITE_BATCHES + 1
-
-
-def test_demo_in_a_directory_that_was_there_removes_only_its_own(
-    forebay: Run, filled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(steps, "STEPS", steps.STEPS[:1])
-    before = forebay("store", "ls", filled, "-o", "json").out
-    assert forebay("demo", "--data", filled).code == 0
-    assert forebay("store", "ls", filled, "-o", "json").out == before
-
-
-def test_demo_that_loses_a_record_says_so_and_fails(
-    forebay: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def lose(stage: Stage, advance: steps.Advance) -> steps.Outcome:
-        outcome = await steps.write(stage, advance)
-        entries = await stage.journal().read_head()
-        await stage.store.delete([entries[0].key])
-        return outcome
-
-    verify = steps.STEPS[-1]
-    monkeypatch.setattr(steps, "STEPS", (steps.Step("lose", 1, lose), verify))
     monkeypatch.chdir(tmp_path)
-    ran = forebay("demo")
+    with_steps(monkeypatch, lambda stage: Outcome(1, "one is missing", 1))
+    ran = forebay("demo", "--local")
     assert ran.code == 1
-    assert f"LOST: {records.BATCH_RECORDS:,}" in ran.out
-    assert list(tmp_path.iterdir()) == []
+    assert "LOST" in ran.out
+    assert [path.name for path in tmp_path.iterdir()] == ["forebay-demo-report"]
 
 
-def test_demo_that_breaks_off_cleans_up_too(
+def test_a_demo_that_breaks_off_cleans_up_too(
     forebay: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(stage: Stage, advance: steps.Advance) -> steps.Outcome:
-        await steps.write(stage, advance)
+    def broken(stage: Stage) -> Outcome:
+        (stage.directory / "something").touch()
         raise ForebayError("broken on purpose")
 
-    monkeypatch.setattr(steps, "STEPS", (steps.Step("broken", 1, broken),))
     monkeypatch.chdir(tmp_path)
-    ran = forebay("demo")
+    with_steps(monkeypatch, broken)
+    ran = forebay("demo", "--local")
     assert (ran.code, ran.err) == (1, "error: broken on purpose\n")
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_racing_writers_lose_no_append_and_no_append_twice(stage: Stage) -> None:
-    await steps.race(stage, ignore)
-    entries = await stage.journal().read_head()
-    found = [(entry.writer, entry.batch) for entry in entries]
-    assert set(found) == stage.acknowledged
-    assert len(found) == len(stage.acknowledged) == steps.RACE_WRITERS * steps.RACE_BATCHES
+def test_the_data_is_kept_where_asked(forebay: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with_steps(monkeypatch, lambda stage: Outcome(0, ""))
+    ran = forebay("demo", "--local", "--data", tmp_path / "kept", "--keep", "-o", "json")
+    assert ran.document["data"] == str(tmp_path / "kept")
+    assert (tmp_path / "kept").is_dir()
 
 
-async def test_killed_writers_lose_nothing_they_acknowledged(tmp_path: Path) -> None:
-    async with open_store(str(tmp_path)) as store:
-        stage = Stage(store, tmp_path, "demo/run", SystemClock())
-        outcome = await steps.crash(stage, ignore)
-        assert outcome.records >= steps.KILLS * steps.KILL_AFTER_BATCHES * records.BATCH_RECORDS
-        entries = await stage.journal().read_head()
-        assert stage.acknowledged <= {(entry.writer, entry.batch) for entry in entries}
-        assert (await steps.verify(stage, ignore)).lost == 0
+def test_a_directory_with_something_in_it_is_left_alone(forebay: Run, filled: Path) -> None:
+    ran = forebay("demo", "--data", filled, "-o", "json")
+    assert ran.code == 2 and "not empty" in ran.error["message"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"x" * records.RECORD_BYTES * records.BATCH_RECORDS, b"flip"])
-async def test_verification_finds_damaged_batches(stage: Stage, damage: bytes) -> None:
-    await steps.write(stage, ignore)
-    [entry, *_] = await stage.journal().read_head()
-    if damage == b"flip":
-        data = bytearray((await stage.store.get(entry.key)).data)
-        data[1000] ^= 1
-        damage = bytes(data)
-    await stage.store.put(entry.key, damage)
-    lost = (await steps.verify(stage, ignore)).lost
-    assert lost == (1 if damage and damage[0:1] != b"x" else records.BATCH_RECORDS)
+def test_without_java_the_demo_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise Unsupported("there is no Java", hint="install it")
+
+    monkeypatch.setattr("forebay.spark._java.find_java", none)
+    assert demo_module._mode() == ("local", "Spark: there is no Java (install it)")
 
 
-async def test_verification_finds_batches_that_are_acknowledged_and_not_named(stage: Stage) -> None:
-    await steps.write(stage, ignore)
-    stage.acknowledged.add(("writer", 10_000))
-    assert (await steps.verify(stage, ignore)).lost == records.BATCH_RECORDS
-
-
-async def test_verification_finds_batches_that_are_named_twice(stage: Stage) -> None:
-    journal = stage.journal()
-    await journal.append("writer", 0)
-    await journal.append("writer", 0)
-    stage.acknowledged.add(("writer", 0))
-    assert (await steps.verify(stage, ignore)).lost == records.BATCH_RECORDS
-
-
-async def test_wrong_checksum_counts_even_where_the_records_are_right(stage: Stage) -> None:
-    journal = stage.journal()
-    await journal.append("writer", 0)
-    [entry] = await journal.read_head()
-    assert await journal.damaged_records(entry) == 0
-    assert await journal.damaged_records(replace(entry, crc=entry.crc ^ 1)) == 1
-
-
-async def test_append_gives_up_after_its_attempts(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_module, "APPEND_ATTEMPTS_MAX", 3)
-    journal = Journal(store, "demo/run")
-
-    async def never(entry: journal_module.Entry) -> bool:
-        return False
-
-    monkeypatch.setattr(Journal, "_name", lambda self, entry: never(entry))
-    with pytest.raises(PreconditionFailed):
-        await journal.append("writer", 0)
-    assert journal.counts.conflicts == 3
-
-
-def test_records_have_their_size_and_know_their_place() -> None:
-    batch = records.make_batch("writer", 2)
-    assert len(batch) == records.BATCH_RECORDS * records.RECORD_BYTES
-    assert batch.startswith(b"writer 000000002000 ")
-    assert records.wrong_records("writer", 2, batch) == 0
-    assert records.wrong_records("writer", 2, batch + b"more") == 1
-    assert records.wrong_records("writer", 2, batch[:-1]) == 1
+def test_a_late_event_is_one_whose_own_time_is_long_before_its_neighbours() -> None:
+    made = [event for event in events() if event.row is not None]
+    late = [event for event in made if event.late]
+    on_time = [event for event in made if not event.late]
+    assert max(event.row["event_time"] for event in late if event.row) < min(
+        event.row["event_time"] for event in on_time if event.row
+    )
+    assert replace(late[0], late=False) != late[0]

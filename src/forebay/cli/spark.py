@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ import typer
 
 from forebay.cli import _output as out
 from forebay.cli._deployment import Deployment, deployment_options
+from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._options import CommandGroup
 from forebay.errors import UsageError
 from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from forebay.spark.export import ExportConfig, ExportReport
+    from forebay.spark.jobs import Place
 
 __all__ = ["app"]
 
@@ -214,3 +216,153 @@ def _print(report: ExportReport, config: ExportConfig) -> None:
         out.line(f"new columns: {', '.join(report.added_columns)}")
     if report.ignored_columns:
         out.line(f"left out, as the table has columns that differ only in case: {report.ignored_columns}")
+
+
+def _job_place(deployment: Deployment) -> Place:
+    from forebay.spark.jobs import Place
+
+    return Place(deployment.store_url, None if deployment.data is not None else deployment.coordinator_url)
+
+
+@contextmanager
+def _counting(what: str) -> Iterator[Callable[[], None]]:
+    """A bar that moves at every call."""
+    with out.progress() as bar:
+        row = bar.add_task(what, total=None)
+        yield lambda: bar.advance(row)
+
+
+@app.command("compact")
+@deployment_options
+def compact(
+    deployment: Deployment,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="Only this topic.", show_default=False)
+    ] = None,
+    min_age: Annotated[
+        str, typer.Option("--min-age", metavar="TIME", help="Leave younger appends alone.")
+    ] = "2m",
+    local: Local = False,
+    master: Master = None,
+) -> None:
+    """Fold small appends of many partitions into large objects, a task per partition."""
+    from dataclasses import asdict
+
+    from forebay.log import CompactorConfig
+    from forebay.spark.jobs import compact as run
+
+    config = CompactorConfig(min_age_ms=parse_duration_ms(min_age))
+    with spark_of(local=local, master=master) as spark, _counting("compacting") as told:
+        found = run(_job_place(deployment), topic=topic, config=config, spark=spark, told=told)
+    if out.is_json():
+        out.document({"partitions": [asdict(each) for each in found]})
+    else:
+        columns = ["partition", "runs", "records", "entries", "written", "left", "error"]
+        rows = [
+            [
+                f"{each.topic}:{each.partition}",
+                f"{each.runs:,}",
+                f"{each.records:,}",
+                f"{each.entries:,}",
+                format_bytes(each.bytes_written),
+                f"{each.lag_records:,}",
+                each.error,
+            ]
+            for each in found
+        ]
+        out.table(columns, rows, right=columns[1:6])
+    if any(each.error for each in found):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("vacuum")
+@deployment_options
+def vacuum(
+    deployment: Deployment,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="TIME", help="Leave younger objects alone.")
+    ] = "1h",
+    gap: Annotated[
+        str, typer.Option("--gap", metavar="TIME", help="From the first mark to the deletion.")
+    ] = "10m",
+    local: Local = False,
+    master: Master = None,
+) -> None:
+    """Delete objects that nobody names any more: found by a join, deleted after two marks."""
+    from forebay.cli.vacuum import _print as print_report
+    from forebay.log import VacuumConfig
+    from forebay.spark.jobs import vacuum as run
+
+    config = VacuumConfig(grace_ms=parse_duration_ms(grace), mark_gap_ms=parse_duration_ms(gap))
+    with spark_of(local=local, master=master) as spark, _counting("looking for orphans"):
+        report = run(_job_place(deployment), config=config, dry_run=dry_run, spark=spark)
+    if out.is_json():
+        out.document(report.as_json())
+    else:
+        print_report(report)
+    if report.failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("verify")
+@deployment_options
+def verify(
+    deployment: Deployment,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="Only this topic.", show_default=False)
+    ] = None,
+    local: Local = False,
+    master: Master = None,
+) -> None:
+    """Prove that nothing is missing or damaged, a task per partition."""
+    from forebay.cli._verifying import _print as print_report
+    from forebay.spark.jobs import verify as run
+
+    with spark_of(local=local, master=master) as spark, _counting("verifying") as told:
+        report = run(_job_place(deployment), topic=topic, spark=spark, told=told)
+    if out.is_json():
+        out.document(report.as_json())
+    else:
+        print_report(report)
+    if not report.ok:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("replay")
+@deployment_options
+def replay(
+    deployment: Deployment,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Topic to read.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Topic to append to; it must exist.")],
+    job: Annotated[
+        str, typer.Option("--job", metavar="ID", help="Names this replay: run again, it changes nothing.")
+    ],
+    end: Annotated[str, typer.Option("--to", metavar="TIME", help="Time behind the last, ISO 8601 or ms.")],
+    start: Annotated[str, typer.Option("--from", metavar="TIME", help="First time, ISO 8601 or ms.")] = "0",
+    local: Local = False,
+    master: Master = None,
+) -> None:
+    """Append what was appended to a topic in a time range to another one, every record once."""
+    from dataclasses import asdict
+
+    from forebay.cli._log_parts import parse_time_ms
+    from forebay.spark.jobs import replay as run
+
+    with spark_of(local=local, master=master) as spark, _counting("replaying") as told:
+        found = run(
+            _job_place(deployment),
+            source,
+            target,
+            job=job,
+            from_ms=parse_time_ms(start),
+            to_ms=parse_time_ms(end),
+            spark=spark,
+            told=told,
+        )
+    if out.is_json():
+        out.document({"partitions": [asdict(each) for each in found]})
+        return
+    for each in found:
+        out.line(f"{each.topic}:{each.partition}: {each.appended:,} appended, {each.found:,} were there")
+    out.line(f"{sum(each.appended for each in found):,} records appended to {target}")

@@ -1,7 +1,8 @@
-"""`forebay demo`: the promise, shown on this machine in a few seconds.
+"""`forebay demo`: the whole pipeline on this machine, killed in the middle, and proven at the end.
 
-Acknowledged records survive writers that race and writers that are killed, and come back as they were
-written. The demo runs on a real local store with real processes; nothing in it is simulated.
+A broker on the embedded default, an event stream with late and malformed records, an export into Delta tables
+on Spark, `kill -9`, a restart, compaction, the same questions to Spark SQL and DuckDB, and a comparison of
+every row with what was sent. Nothing in it is simulated.
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forebay.cli import _output as out
 from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._options import CommandGroup
-from forebay.cli._run import wait_for
-from forebay.kit.clock import SystemClock
-from forebay.kit.ids import IdSource
-from forebay.kit.limits import format_bytes
+from forebay.errors import Unsupported, UsageError
 
 if TYPE_CHECKING:
-    from forebay.cli.demo.steps import Outcome
+    from forebay.cli.demo.steps import Done, Stage
 
 __all__ = ["app"]
 
 app = CommandGroup(help="The demo.")
+
+RECORDS = 60_000
+RECORDS_MIN = 400
+REPORT = Path("forebay-demo-report", "index.html")
 
 
 @app.command("demo")
@@ -36,35 +38,68 @@ def demo(
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", metavar="DIR", help="Where to write; else a new directory here.", show_default=False
+            "--data", metavar="DIR", help="Where to write, new or empty; else a new one.", show_default=False
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the data for a look at it.")] = False,
+    records: Annotated[
+        int, typer.Option("--records", metavar="N", min=RECORDS_MIN, help="Events to produce.")
+    ] = RECORDS,
+    report: Annotated[Path, typer.Option("--report", metavar="FILE", help="Where the report goes.")] = REPORT,
+    local: Annotated[bool, typer.Option("--local", help="The pipeline without Spark.")] = False,
 ) -> None:
-    """Show the promise kept: write, race, kill -9, read back, verify.
+    """Show the whole pipeline: produce, export, kill -9, resume, compact, query, prove.
 
-    Every record that was acknowledged is read back and compared. Exit code 1 if a single one is missing.
+    Every event that was acknowledged is looked for in the Delta tables and among the dead letters. Exit code
+    1 if a single one is missing, doubled or changed. Without Java the pipeline runs without Spark, and the
+    demo says so.
     """
-    prefix = f"demo/{IdSource().ulid()}"
+    from forebay.cli.demo.report import draw
+    from forebay.cli.demo.steps import STEPS, Stage, play
+
+    mode, reason = ("local", "Spark, as asked by --local") if local else _mode()
     with _place(data, keep=keep) as directory:
-        done = wait_for(_play(directory, prefix, keep=keep))
-        lost = sum(outcome.lost for _, outcome, _ in done)
-        _print(done, lost, directory if keep else None, prefix)
-    if lost:
+        stage = Stage(directory, mode, records, left_out=[reason] if reason else [])
+        try:
+            with out.progress() as bar:
+                task = bar.add_task("", total=sum(step.weight for step in STEPS))
+                done = play(stage, lambda name, far: bar.update(task, description=name, completed=far))
+        finally:
+            stage.close()
+        ok = not any(each.outcome.wrong for each in done)
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(draw(stage, done, ok))
+        _print(stage, done, ok, report, directory if keep else None)
+    if not ok:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _mode() -> tuple[str, str]:
+    """Whether the pipeline runs on Spark, and if not, why."""
+    try:
+        import pyspark
+
+        from forebay.spark._java import find_java
+
+        del pyspark
+        find_java()
+    except ImportError:
+        return "local", "Spark: PySpark is not installed (pip install 'forebay[spark]')"
+    except Unsupported as error:
+        return "local", f"Spark: {error.message} ({error.hint})"
+    return "spark", ""
 
 
 @contextmanager
 def _place(data: Path | None, *, keep: bool) -> Iterator[Path]:
-    """The directory to play in. What was not there before is gone afterwards, unless it is to be kept."""
-    if data is not None and data.exists():
-        yield data.absolute()
-        return
-    if data is not None:
-        data.mkdir(parents=True)
-        directory = data.absolute()
-    else:
+    """The directory to play in. It is gone afterwards, unless it is to be kept."""
+    if data is None:
         directory = Path(tempfile.mkdtemp(prefix="forebay-demo-", dir=Path.cwd()))
+    else:
+        if data.exists() and any(data.iterdir()):
+            raise UsageError(f"{data} is not empty", hint="name a new directory for --data")
+        data.mkdir(parents=True, exist_ok=True)
+        directory = data.absolute()
     try:
         yield directory
     finally:
@@ -72,66 +107,62 @@ def _place(data: Path | None, *, keep: bool) -> Iterator[Path]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-async def _play(directory: Path, prefix: str, *, keep: bool) -> list[tuple[str, Outcome, float]]:
-    from forebay.cli.demo.steps import STEPS, Stage
-    from forebay.storage import open_store
-
-    clock = SystemClock()
-    done = []
-    async with open_store(str(directory)) as store:
-        stage = Stage(store, directory, prefix, clock)
-        try:
-            with out.progress() as bar:
-                task = bar.add_task("", total=sum(step.advances for step in STEPS))
-                for step in STEPS:
-                    bar.update(task, description=step.name)
-                    began = clock.monotonic()
-                    outcome = await step.work(stage, lambda: bar.advance(task))
-                    done.append((step.name, outcome, clock.monotonic() - began))
-        finally:
-            if not keep:
-                await store.delete(await stage.journal().keys())
-    return done
-
-
-def _print(done: list[tuple[str, Outcome, float]], lost: int, kept: Path | None, prefix: str) -> None:
+def _print(stage: Stage, done: list[Done], ok: bool, report: Path, kept: Path | None) -> None:
     if out.is_json():
-        steps = [_facts(name, outcome, seconds) for name, outcome, seconds in done]
         out.document(
-            {"ok": not lost, "lost": lost, "steps": steps, "data": None if kept is None else str(kept)}
+            {
+                "ok": ok,
+                "mode": stage.mode,
+                "records": sum(each.sent for each in stage.proofs),
+                "rows": sum(each.rows for each in stage.proofs),
+                "dead_letters": sum(each.dead_letters for each in stage.proofs),
+                "lost": sum(each.missing + each.dead_missing for each in stage.proofs),
+                "doubled": sum(each.doubled for each in stage.proofs),
+                "steps": [each.as_json() for each in done],
+                "left_out": stage.left_out,
+                "report": str(report),
+                "data": None if kept is None else str(kept),
+            }
         )
         return
-    columns = ("step", "records", "size", "requests", "seconds", "records/s", "what happened")
-    out.table(columns, [_row(*each) for each in done], right=columns[1:6])
-    out.line("")
-    if lost:
-        out.line(f"LOST: {lost:,} acknowledged records are missing or damaged.")
-    else:
-        out.line("Every acknowledged record is there, once, byte for byte.")
-    if kept is not None:
-        out.line(f"Kept: forebay store ls {kept} {prefix}")
-
-
-def _row(name: str, outcome: Outcome, seconds: float) -> list[str]:
-    counts = outcome.counts
-    return [
-        name,
-        f"{outcome.records:,}",
-        format_bytes(counts.bytes) if counts.bytes else "",
-        f"{counts.requests:,}" if counts.requests else "",
-        f"{seconds:.2f}",
-        f"{outcome.records / max(seconds, 1e-9):,.0f}" if counts.requests else "",
-        outcome.detail,
+    columns = ("step", "records", "seconds", "what happened")
+    rows = [
+        [
+            each.name,
+            f"{each.outcome.records:,}" if each.outcome.records else "",
+            f"{each.seconds:.1f}",
+            each.outcome.detail,
+        ]
+        for each in done
     ]
-
-
-def _facts(name: str, outcome: Outcome, seconds: float) -> dict[str, Any]:
-    return {
-        "name": name,
-        "records": outcome.records,
-        "bytes": outcome.counts.bytes,
-        "requests": outcome.counts.requests,
-        "seconds": round(seconds, 6),
-        "lost": outcome.lost,
-        "detail": outcome.detail,
-    }
+    out.table(columns, rows, right=columns[1:3])
+    out.line("")
+    proof = ("topic", "sent", "rows", "dead letters", "missing", "doubled", "changed")
+    out.table(
+        proof,
+        [
+            [
+                each.topic,
+                *(
+                    f"{n:,}"
+                    for n in (
+                        each.sent,
+                        each.rows,
+                        each.dead_letters,
+                        each.missing + each.dead_missing,
+                        each.doubled,
+                        each.changed,
+                    )
+                ),
+            ]
+            for each in stage.proofs
+        ],
+        right=proof[1:],
+    )
+    out.line("")
+    out.line("Every record arrived exactly once." if ok else "LOST: records are missing, doubled or changed.")
+    for each in stage.left_out:
+        out.line(f"Left out: {each}")
+    out.line(f"Report: {report}")
+    if kept is not None:
+        out.line(f"Kept: forebay topics list --data {kept}")

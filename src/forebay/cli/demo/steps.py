@@ -1,53 +1,56 @@
-"""The demo as a list of steps. Each gets the stage, does one thing and tells what it did.
-
-A step that belongs to a later part of Forebay is a function here and a line in `STEPS`.
-"""
+"""The demo as a list of steps on one stage. Each does one thing and tells what it did."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from collections.abc import Awaitable, Callable
+import dataclasses
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
-from forebay.cli.demo.journal import Counts, Journal
-from forebay.cli.demo.records import BATCH_RECORDS
-from forebay.errors import Unavailable
-from forebay.kit.clock import Clock
-from forebay.storage import ObjectStore
+from forebay.cli.demo.broker import Broker, Pipeline
+from forebay.cli.demo.events import TOPICS, Event, make_events
+from forebay.cli.demo.pipeline import table_of
+from forebay.cli.demo.proof import Proof, ask_duckdb, dead_letters, prove, same_answers
 
 __all__ = ["STEPS", "Outcome", "Stage", "Step"]
 
-WRITE_BATCHES = 20
-RACE_WRITERS = 4
-RACE_BATCHES = 3
-"""Batches of each racing writer."""
-KILLS = 4
-KILL_AFTER_BATCHES = 2
-"""Acknowledgements to wait for before a writer is killed; it is in the middle of the next append then."""
-KILL_STEP_SECONDS = 0.003
-"""Seconds by which each kill comes later into that append than the one before."""
-CHILD_SECONDS_MAX = 60.0
-"""Seconds a writer process has for its first acknowledgements."""
-
-Advance = Callable[[], None]
+SEND_RECORDS: Final = 500
+"""Records of one send."""
+SEED: Final = 20260301
 
 
 @dataclass(slots=True)
 class Stage:
     """What the steps share."""
 
-    store: ObjectStore
     directory: Path
-    prefix: str
-    clock: Clock
-    acknowledged: set[tuple[str, int]] = field(default_factory=set)
-    """Writer and number of every batch somebody was told is durable."""
+    mode: str
+    """`spark`, or `local` where there is no Java."""
+    records: int
+    broker: Broker | None = None
+    pipeline: Pipeline | None = None
+    events: dict[str, list[Event]] = field(default_factory=dict)
+    exported: list[dict[str, Any]] = field(default_factory=list)
+    """Reports of the exports, in the order they came."""
+    killed_after: str = ""
+    answers: dict[str, dict[str, list[list[Any]]]] = field(default_factory=dict)
+    """By engine."""
+    proofs: list[Proof] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
-    def journal(self) -> Journal:
-        """A fresh view that knows nothing yet, as a new process would have."""
-        return Journal(self.store, self.prefix)
+    def logs(self, name: str) -> Path:
+        """Where a process writes its stderr."""
+        folder = self.directory / "logs"
+        folder.mkdir(exist_ok=True)
+        return folder / f"{name}.log"
+
+    def close(self) -> None:
+        """End what still runs."""
+        for process in (self.pipeline, self.broker):
+            if process is not None:
+                process.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,115 +58,193 @@ class Outcome:
     """What a step did."""
 
     records: int
-    counts: Counts
     detail: str
-    lost: int = 0
-    """Acknowledged records that are not there, or not as they were written."""
+    wrong: int = 0
+    """Records that are missing, doubled or changed, and answers that differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: its name, how often it will call `advance`, and the work."""
+    """One step: its name, its share of the progress bar, and the work."""
 
     name: str
-    advances: int
-    work: Callable[[Stage, Advance], Awaitable[Outcome]]
+    weight: int
+    work: Callable[[Stage], Outcome]
 
 
-async def write(stage: Stage, advance: Advance) -> Outcome:
-    """One writer appends batches one after the other."""
-    journal = stage.journal()
-    for batch in range(WRITE_BATCHES):
-        await journal.append("writer", batch)
-        stage.acknowledged.add(("writer", batch))
-        advance()
-    return Outcome(WRITE_BATCHES * BATCH_RECORDS, journal.counts, "one writer")
+def serve(stage: Stage) -> Outcome:
+    """Start a broker on the embedded default, and the pipeline beside it."""
+    stage.broker = Broker(stage.directory, stage.logs("broker"))
+    from forebay.client import connect
+
+    with connect(stage.broker.url) as bay:
+        for topic in TOPICS:
+            bay.topics.create(topic.name, partitions=topic.partitions)
+    stage.pipeline = Pipeline(stage.directory, stage.mode, stage.logs("pipeline"))
+    return Outcome(0, f"broker on {stage.broker.url}, pipeline on {stage.mode}")
 
 
-async def race(stage: Stage, advance: Advance) -> Outcome:
-    """Several writers append to the same head at once; compare-and-set lets one win at a time."""
-    journals = [stage.journal() for _ in range(RACE_WRITERS)]
-
-    async def one(writer: str, journal: Journal) -> None:
-        await journal.read_head()
-        for batch in range(RACE_BATCHES):
-            await journal.append(writer, batch)
-            stage.acknowledged.add((writer, batch))
-            advance()
-
-    await asyncio.gather(*[one(f"racer{number}", journal) for number, journal in enumerate(journals)])
-    counts = _sum([journal.counts for journal in journals])
-    detail = f"{counts.conflicts} conflicts solved"
-    return Outcome(RACE_WRITERS * RACE_BATCHES * BATCH_RECORDS, counts, detail)
+def produce(stage: Stage) -> Outcome:
+    """Send the first two thirds over HTTP, every record acknowledged."""
+    for topic in TOPICS:
+        count = int(stage.records * topic.share)
+        stage.events[topic.name] = list(make_events(topic, count, SEED))
+    sent = _send(stage, 0.0, 0.66)
+    late = sum(event.late for events in stage.events.values() for event in events)
+    return Outcome(sent, f"orders, clicks and telemetry over HTTP; {late:,} late")
 
 
-async def crash(stage: Stage, advance: Advance) -> Outcome:
-    """Kill writer processes with SIGKILL in the middle of an append."""
-    before = len(stage.acknowledged)
-    for number in range(KILLS):
-        writer = f"killed{number}"
-        batches = await _kill_one(stage, writer, delay_s=number * KILL_STEP_SECONDS)
-        stage.acknowledged |= {(writer, batch) for batch in batches}
-        advance()
-    records = (len(stage.acknowledged) - before) * BATCH_RECORDS
-    return Outcome(records, Counts(), f"{KILLS} writers killed")
+def _send(stage: Stage, low: float, high: float) -> int:
+    from forebay.client import connect
+
+    assert stage.broker is not None
+    receipts, sent = [], 0
+    with connect(stage.broker.url) as bay, bay.producer() as out:
+        for topic in TOPICS:
+            events = stage.events[topic.name]
+            events = events[int(len(events) * low) : int(len(events) * high)]
+            for partition in range(topic.partitions):
+                mine = [event.value for event in events if event.partition == partition]
+                for first in range(0, len(mine), SEND_RECORDS):
+                    part = mine[first : first + SEND_RECORDS]
+                    receipts.append(out.send(topic.name, part, partition=partition))
+                    sent += len(part)
+        for receipt in receipts:
+            receipt.result(timeout=120)
+    return sent
 
 
-async def _kill_one(stage: Stage, writer: str, delay_s: float) -> list[int]:
-    """Start a writer, kill it after some acknowledgements, and return all it gave until it died."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "forebay.cli.demo.writer", str(stage.directory), stage.prefix, writer,
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert child.stdout is not None
-    lines: list[bytes] = []
+def crash(stage: Stage) -> Outcome:
+    """Kill the pipeline with -9 between the files and the commit of a table that has rows already."""
+    assert stage.pipeline is not None
+    commits, files = 0, 0
+    while True:
+        fact = stage.pipeline.next_fact()
+        if fact is None:
+            raise stage.pipeline.failed()
+        commits += fact.get("step") == "committed"
+        files += fact.get("step") == "written"
+        if "exported" in fact:
+            stage.exported.append(fact)
+        if fact.get("step") == "written" and commits:
+            stage.killed_after = str(fact["table"])
+            break
+    stage.pipeline.kill()
+    stage.pipeline = None
+    rows = sum(_rows(stage.directory, topic.name) for topic in TOPICS)
+    return Outcome(rows, f"kill -9 after {commits} commits, with files of {stage.killed_after} not committed")
+
+
+def _rows(directory: Path, topic: str) -> int:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
     try:
-        async with asyncio.timeout(CHILD_SECONDS_MAX):
-            while len(lines) < KILL_AFTER_BATCHES:
-                line = await child.stdout.readline()
-                if not line:
-                    raise Unavailable("a writer process ended by itself", hint="its own message is above")
-                lines.append(line)
-        await stage.clock.sleep(delay_s)
+        return int(DeltaTable(str(table_of(directory, topic))).count())
+    except TableNotFoundError:
+        return 0
+
+
+def resume(stage: Stage) -> Outcome:
+    """Start the pipeline again, send the rest meanwhile, and let it come to the end."""
+    stage.pipeline = Pipeline(stage.directory, stage.mode, stage.logs("pipeline"))
+    sent = _send(stage, 0.66, 1.0)
+    stage.pipeline.tell("finish")
+    done, commits = False, 0
+    while (fact := stage.pipeline.next_fact()) is not None:
+        commits += fact.get("step") == "committed"
+        if "exported" in fact:
+            stage.exported.append(fact)
+        if "answers" in fact:
+            stage.answers["Spark SQL"] = fact["answers"]
+        done = done or "done" in fact
+    if not done or stage.pipeline.wait():
+        raise stage.pipeline.failed()
+    stage.pipeline = None
+    return Outcome(sent, f"goes on from the tables' own positions, {commits} commits more")
+
+
+def compact(stage: Stage) -> Outcome:
+    """Fold the log's small appends into large objects, and verify all of it."""
+    from forebay.log import CompactorConfig
+    from forebay.spark.export import close_clients
+    from forebay.spark.jobs import Place, verify
+    from forebay.spark.jobs import compact as run
+
+    place = Place(str(stage.directory))
+    try:
+        folded = run(place, config=CompactorConfig(min_age_ms=0))
+        report = verify(place)
     finally:
-        if child.returncode is None:
-            child.kill()
-        rest = await child.stdout.read()
-        await child.wait()
-    whole = [line for line in (b"".join(lines) + rest).splitlines(keepends=True) if line.endswith(b"\n")]
-    return [int(line) for line in whole]
+        close_clients()
+    entries = sum(each.entries for each in folded)
+    wrong = sum(bool(each.error) for each in folded) + sum(bool(each.problems) for each in report.partitions)
+    records = sum(each.records for each in folded)
+    return Outcome(records, f"{entries:,} appends folded, every record verified", wrong)
 
 
-async def verify(stage: Stage, advance: Advance) -> Outcome:
-    """Read everything back with a fresh eye and compare record by record with what was acknowledged."""
-    journal = stage.journal()
-    entries = await journal.read_head()
-    damaged = 0
-    for entry in entries:
-        damaged += await journal.damaged_records(entry)
-        advance()
-    found = [(entry.writer, entry.batch) for entry in entries]
-    missing = len(stage.acknowledged - set(found))
-    doubled = len(found) - len(set(found))
-    # Uploads that the killed never came to commit: nobody was told of them, so nobody misses them.
-    unnamed = len(await journal.keys()) - len(entries) - 1
-    detail = f"{unnamed} unfinished uploads"
-    return Outcome(
-        len(entries) * BATCH_RECORDS, journal.counts, detail, damaged + (missing + doubled) * BATCH_RECORDS
+def query(stage: Stage) -> Outcome:
+    """Ask DuckDB what Spark SQL was asked; the answers must agree."""
+    answers = ask_duckdb(stage.directory, TOPICS)
+    if answers is None:
+        stage.left_out.append("DuckDB is not installed: pip install duckdb")
+    else:
+        stage.answers["DuckDB"] = answers
+    if len(stage.answers) < 2:
+        return Outcome(0, f"asked {', '.join(stage.answers) or 'nobody'}")
+    one, other = stage.answers.values()
+    agree = same_answers(one, other)
+    detail = f"{' and '.join(stage.answers)} {'agree' if agree else 'DIFFER'} on {len(one)} questions"
+    return Outcome(0, detail, 0 if agree else 1)
+
+
+def prove_all(stage: Stage) -> Outcome:
+    """Compare every row with what was sent."""
+    assert stage.broker is not None
+    for topic in TOPICS:
+        dead = dead_letters(stage.broker.url, topic)
+        stage.proofs.append(prove(stage.directory, topic, stage.events[topic.name], dead))
+    wrong = sum(each.missing + each.doubled + each.changed + each.dead_missing for each in stage.proofs)
+    total = sum(each.sent for each in stage.proofs)
+    dead_count = sum(each.dead_letters for each in stage.proofs)
+    verdict = (
+        f"each record once; {dead_count:,} dead letters with reasons" if not wrong else f"{wrong:,} WRONG"
     )
-
-
-def _sum(counts: list[Counts]) -> Counts:
-    return Counts(
-        sum(each.requests for each in counts),
-        sum(each.conflicts for each in counts),
-        sum(each.bytes for each in counts),
-    )
+    return Outcome(total, verdict, wrong)
 
 
 STEPS = (
-    Step("write", WRITE_BATCHES, write),
-    Step("race", RACE_WRITERS * RACE_BATCHES, race),
-    Step("kill -9", KILLS, crash),
-    Step("verify", WRITE_BATCHES + RACE_WRITERS * RACE_BATCHES + KILLS * KILL_AFTER_BATCHES, verify),
+    Step("serve", 1, serve),
+    Step("produce", 2, produce),
+    Step("kill", 4, crash),
+    Step("resume", 4, resume),
+    Step("compact", 2, compact),
+    Step("query", 1, query),
+    Step("prove", 1, prove_all),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was played."""
+
+    name: str
+    outcome: Outcome
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"name": self.name, **dataclasses.asdict(self.outcome), "seconds": round(self.seconds, 3)}
+
+
+def play(stage: Stage, told: Callable[[str, int], None]) -> list[Done]:
+    """All steps, one after the other. `told` hears the name of the one that begins, and how far it is."""
+    done, weight = [], 0
+    for step in STEPS:
+        told(step.name, weight)
+        began = time.monotonic()
+        outcome = step.work(stage)
+        done.append(Done(step.name, outcome, time.monotonic() - began))
+        weight += step.weight
+    told("done", weight)
+    return done

@@ -1,0 +1,139 @@
+"""Jobs without Spark: the same functions on threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import forebay
+from forebay.errors import UsageError
+from forebay.log import CompactorConfig, LogWriter
+from forebay.spark.export._spread import spread
+from forebay.spark.jobs import Place, compact, replay, vacuum, verify
+from forebay.spark.jobs import _replay as replay_module
+
+pytestmark = pytest.mark.xdist_group("export")
+
+NOW = CompactorConfig(min_age_ms=0)
+FAR = 10**15
+
+
+def values(place: Place, topic: str) -> list[bytes]:
+    with forebay.connect(place.store) as bay:
+        found: list[bytes] = bay.read(topic).read_all().column("value").to_pylist()
+        return found
+
+
+def test_every_partition_is_compacted_and_says_the_same_as_before(place: Place) -> None:
+    before = values(place, "orders"), values(place, "clicks")
+    found = compact(place, config=NOW)
+    assert [(each.topic, each.partition) for each in found] == [
+        ("clicks", 0),
+        ("orders", 0),
+        ("orders", 1),
+        ("orders", 2),
+    ]
+    assert all(each.records == 20 and each.runs and not each.error for each in found)
+    assert (values(place, "orders"), values(place, "clicks")) == before
+    assert verify(place).ok
+    assert [each.topic for each in compact(place, topic="clicks", config=NOW)] == ["clicks"]
+
+
+def test_vacuum_here_is_the_vacuum_of_the_command(place: Place) -> None:
+    compact(place, config=NOW)
+    report = vacuum(place, dry_run=True)
+    assert report.objects > 0 and not report.deleted
+
+
+# -- replay
+
+
+@pytest.fixture
+def target(place: Place) -> str:
+    with forebay.connect(place.store) as bay:
+        bay.topics.create("again", partitions=2)
+    return "again"
+
+
+def test_a_replay_keeps_records_keys_and_order(place: Place, target: str) -> None:
+    found = replay(place, "orders", target, job="j1", from_ms=0, to_ms=FAR)
+    assert [each.appended for each in found] == [20, 20, 20]
+    with forebay.connect(place.store) as bay:
+        table = bay.read(target).read_all()
+        wanted = bay.read("orders").read_all()
+    assert sorted(table.column("value").to_pylist()) == sorted(wanted.column("value").to_pylist())
+    pairs = list(zip(table.column("value").to_pylist(), table.column("key").to_pylist(), strict=True))
+    for partition in range(3):
+        mine = [value for value, _ in pairs if value.startswith(b"%d-" % partition)]
+        assert mine == sorted(mine)
+    assert all(key == b"k" + value[-1:] for value, key in pairs)
+    assert sorted(table.column("timestamp").to_pylist()) == sorted(wanted.column("timestamp").to_pylist())
+
+
+def test_a_replay_that_is_run_again_appends_nothing(place: Place, target: str) -> None:
+    replay(place, "orders", target, job="j1", from_ms=0, to_ms=FAR)
+    with forebay.connect(place.store) as bay, bay.producer() as out:
+        out.send("orders", [b"later"], partition=0).result(timeout=60)
+    again = replay(place, "orders", target, job="j1", from_ms=0, to_ms=FAR)
+    assert [(each.appended, each.found) for each in again] == [(0, 20)] * 3
+    assert len(values(place, target)) == 60
+    replay(place, "orders", target, job="j2", from_ms=0, to_ms=FAR)
+    assert len(values(place, target)) == 121
+
+
+@pytest.mark.parametrize("deaths", [1, 5, 9])
+def test_a_replay_that_breaks_off_goes_on_where_it_was(
+    place: Place, target: str, deaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_module, "CHUNK_RECORDS", 3)
+    calls = 0
+    append = LogWriter.append_shared
+
+    async def deadly(self: LogWriter, groups: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        mine = calls  # Other partitions append at the same time.
+        results = await append(self, groups)
+        if mine == deaths:
+            raise RuntimeError("died on purpose")
+        return results
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogWriter, "append_shared", deadly)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            replay(place, "orders", target, job="j1", from_ms=0, to_ms=FAR)
+    found = replay(place, "orders", target, job="j1", from_ms=0, to_ms=FAR)
+    assert sum(each.appended + each.found for each in found) == 60
+    assert sorted(values(place, target)) == sorted(values(place, "orders"))
+
+
+def test_a_replay_of_a_time_range_takes_what_was_appended_then(place: Place, target: str) -> None:
+    with forebay.connect(place.store) as bay:
+        times = bay.read("orders", partition=0).read_all().column("timestamp").cast("int64").to_pylist()
+    middle = times[10]
+    first = replay(place, "orders", target, job="early", from_ms=0, to_ms=middle)
+    rest = replay(place, "orders", target, job="late", from_ms=middle, to_ms=FAR)
+    assert sum(each.appended for each in [*first, *rest]) == 60
+    assert sorted(values(place, target)) == sorted(values(place, "orders"))
+
+
+def test_a_job_id_belongs_to_one_replay(place: Place, target: str) -> None:
+    replay(place, "orders", target, job="j1", from_ms=0, to_ms=FAR)
+    with pytest.raises(UsageError, match="j1"):
+        replay(place, "clicks", target, job="j1", from_ms=0, to_ms=FAR)
+    with pytest.raises(UsageError, match="itself"):
+        replay(place, "orders", "orders", job="j2", from_ms=0, to_ms=FAR)
+    with pytest.raises(UsageError, match="job id"):
+        replay(place, "orders", target, job="../x", from_ms=0, to_ms=FAR)
+
+
+def test_what_fails_on_a_thread_fails_the_whole() -> None:
+    def work(number: int) -> int:
+        if number == 2:
+            raise UsageError("two")
+        return number
+
+    with pytest.raises(UsageError):
+        spread(work, [1, 2, 3])
+    assert spread(work, []) == []
