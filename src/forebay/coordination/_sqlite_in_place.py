@@ -8,9 +8,9 @@ present ones for the next read), as long as nothing else would have to wait for 
 * nobody else holds the turn, or it is being kept for this very process; the loop never waits for a lock;
 * the loop has nothing else to run at this moment. Tasks that write at the same time share one commit in the
   thread instead, which no sequence of commits in place could make good;
-* the last ones were fast. One that takes longer than a thread may hold the interpreter anyway sends those
-  after it to the thread for `SLOW_REST` times as long, so a slow disk blocks the loop for a small share of
-  the time at most.
+* the last ones were fast. Two in a row that take longer than a thread may hold the interpreter anyway send
+  those after them to the thread for `SLOW_REST` times as long, so a slow disk blocks the loop for a small
+  share of the time at most. One alone may have been the scheduler, and says nothing of the disk.
 
 Whether the loop has nothing else to run is read from the queue of the standard library's event loops. Other
 loops do not show theirs; on those every write goes to the thread.
@@ -42,6 +42,7 @@ class InPlace:
         self.committer = committer
         self._ready: Sized | None = getattr(loop, "_ready", None)
         self._not_before = 0.0
+        self._was_slow = False
 
     def allows(self, request: Request, *, own_callbacks: int = 0) -> bool:
         """Whether the loop has the time for this one. `own_callbacks` of ours may wait beside it."""
@@ -62,6 +63,8 @@ class InPlace:
             return False
         self.committer.finish([request])
         now = time.monotonic()
-        if now - began > SLOW_S:
+        slow = now - began > SLOW_S
+        if slow and self._was_slow:
             self._not_before = now + (now - began) * SLOW_REST
+        self._was_slow = slow
         return True
