@@ -185,15 +185,20 @@ async def test_our_consumer_fences_its(peer: OpenDataPeer, config: BufferConfig)
 
 
 async def test_our_garbage_collector_beside_its_producers(peer: OpenDataPeer, config: BufferConfig) -> None:
-    """With a grace period of two seconds, which is far below what anybody should set."""
-    writing = peer.start("produce", count=4_000, size=100, producers=2, flush_ms=10, rate=2_000)
-    hasty = replace(config, gc_grace_period_ms=2_000)
+    """With a grace period of seconds, which is far below what anybody should set.
+
+    It must outlast the longest commit of the crate, which enqueues whatever it has uploaded, however old. Two
+    producers that race on this server wait for up to two seconds now and then.
+    """
+    grace_s = 8.0
+    writing = peer.start("produce", count=6_000, size=100, producers=2, flush_ms=10, rate=500)
+    hasty = replace(config, gc_grace_period_ms=int(grace_s * 1000))
     deleted: list[str] = []
     found: list[bytes] = []
     collector = GarbageCollector(hasty)
     async with Consumer(replace(config, dequeue_acks=5)) as consumer:
         await consumer.initialize()
-        while len(found) < 4_000:
+        while len(found) < 6_000:
             batch = await consumer.next_batch()
             if batch is None:
                 report = await collector.collect()
@@ -204,11 +209,11 @@ async def test_our_garbage_collector_beside_its_producers(peer: OpenDataPeer, co
             await consumer.ack(batch.sequence)
         await consumer.flush()
         await asyncio.to_thread(finish, writing)
-        await asyncio.sleep(2.5)  # the age that the collector asks for, by the store's clock
+        await asyncio.sleep(grace_s + 0.5)  # the age that the collector asks for, by the store's clock
         report = await collector.collect()
         deleted += report.deleted
     await collector.close()
-    check(found, {0: 2_000, 1: 2_000})
+    check(found, {0: 3_000, 1: 3_000})
     assert not report.refused
     assert not report.failed
     assert deleted, "the collector had nothing to do, so the test shows nothing"
