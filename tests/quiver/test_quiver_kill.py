@@ -1,80 +1,64 @@
-"""Real processes, killed: what is durable comes out, and what was acknowledged stays away."""
+"""Real processes, killed at every named point and at random: what is durable comes out, and what was
+acknowledged stays away."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import random
+import json
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.quiver.harness import batch, drain, numbers
+import pytest
 
-from forebay.quiver import Quiver, QuiverConfig
-from forebay.testing.kill import Child, Report
+from forebay.quiver import DirectoryInUse, Quiver
 
-QUICK = QuiverConfig(
-    segment_bytes=20_000,
-    segment_open_ms=20,
-    wal_bytes_max=1 << 20,
-    wal_file_bytes=65_536,
-    size_cap_bytes=1 << 26,
-    ack_file_bytes=8_192,
-    maintenance_interval_ms=20,
-)
-KILLS = int(os.environ.get("FOREBAY_KILLS", "8"))
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-async def work(report: Report, path: str, first: int) -> None:
-    """Ingest and consume until killed. Names `n` for batches, `-n` for batches whose ack returned."""
-    async with Quiver(path, QUICK) as quiver:
-        await quiver.register("a")
-        await quiver.register("b")
+async def kill(path: Path, seed: int, kills: int, timeout_s: float) -> None:
+    def work() -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "tests.quiver.crash_nursery", str(path), str(seed), str(kills)]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
 
-        async def consume() -> None:
-            while (delivery := await quiver.next("b")) is not None:
-                found = numbers(delivery)
-                for number in found:
-                    report.attempt(-number)
-                if await delivery.ack():
-                    for number in found:
-                        report.ack(-number)
-
-        consumer = asyncio.create_task(consume())
-        number = first
-        while not consumer.done():
-            group = range(number, number + 8)
-            for each in group:
-                report.attempt(each)
-            await asyncio.gather(*(quiver.ingest(batch(each, 30)) for each in group))
-            for each in group:
-                report.ack(each)
-            number += 8
-            report.mark("round")
+    ran = await asyncio.to_thread(work)
+    assert ran.returncode == 0, ran.stderr[-2_000:]
+    found = json.loads(ran.stdout)
+    assert found["problems"] == []
+    assert found["missed"] == []
+    assert found["points"] > 50
+    assert found["killed"] >= kills
+    assert found["durable"] > kills
 
 
-async def test_killed_at_random_loses_nothing_and_repeats_nothing_acknowledged(tmp_path: Path) -> None:
-    path, rng = tmp_path / "q", random.Random(11)
-    durable: set[int] = set()
-    resolved: set[int] = set()
-    attempted: set[int] = set()
-    perhaps: set[int] = set()
-    for life in range(KILLS):
-        first = 1 + life * 1_000_000
-        with Child(work, arguments={"path": str(path), "first": first}) as child:
-            await asyncio.to_thread(child.wait_for, "round", count=rng.randint(1, 12))
-            child.kill()
-        durable |= {each for each in child.acknowledged if each > 0}
-        resolved |= {-each for each in child.acknowledged if each < 0}
-        attempted |= {each for each in child.attempted if each > 0}
-        perhaps |= {-each for each in child.attempted if each < 0}
-    async with Quiver(path, QUICK) as quiver:
+@pytest.mark.timeout(600)
+async def test_killed_at_every_named_point_and_at_random_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    await kill(tmp_path / "q", 11, 100, 500)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(1, 5))
+async def test_killed_a_thousand_times_loses_and_repeats_nothing(tmp_path: Path, seed: int) -> None:
+    await kill(tmp_path / "q", seed, 250, 3_600)
+
+
+async def test_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    words = (
+        "import asyncio, sys\nfrom forebay.quiver import Quiver\n"
+        "async def main():\n    async with Quiver(sys.argv[1]):\n"
+        "        print('open', flush=True)\n        await asyncio.Event().wait()\nasyncio.run(main())"
+    )
+    path = tmp_path / "q"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", words, str(path), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        assert await child.stdout.readline() == b"open\n"
+        with pytest.raises(DirectoryInUse):
+            await Quiver(path).open()
+    finally:
+        child.kill()
+        await child.wait()
+    async with Quiver(path) as quiver:
         assert quiver.report.is_clean
-        await quiver.register("a")
-        await quiver.register("b")
-        await quiver.flush()
-        everything = await drain(quiver, "a", timeout_s=0.3)
-        rest = await drain(quiver, "b", timeout_s=0.3)
-    assert durable <= set(everything) <= attempted
-    assert len(everything) == len(set(everything)), "a batch is in two segments"
-    assert durable - perhaps <= set(rest)
-    assert not set(rest) & resolved, "delivered again after its acknowledgement was durable"

@@ -202,7 +202,7 @@ class Quiver:
         self._tasks = [
             asyncio.create_task(self._maintain_forever()),
             asyncio.create_task(self._trim_forever()),
-            asyncio.create_task(self._guarded(self._wal.prepare())),
+            asyncio.create_task(self._prepare()),
         ]
 
     async def _settle_recovery(self, found: Recovered) -> None:
@@ -486,6 +486,9 @@ class Quiver:
             await self._guarded(self.maintain())
             await self._guarded(self._measure())
             self._gauge()
+
+    async def _prepare(self) -> None:
+        await self._guarded(self._wal.prepare())
 
     async def _measure(self) -> None:
         """List the files now and then, to see whether the accounts are right."""

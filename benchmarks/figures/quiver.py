@@ -1,0 +1,206 @@
+"""Quiver: durable ingest against the disk itself, and against the published Rust crate.
+
+The raw side writes the bytes of the same WAL entry to a growing file and syncs its data: what a producer that
+waits for durability gets from the disk without further thought. Ours writes the segment files as well.
+"Acknowledged" means here: a finished `fdatasync` covers the batch. So it does for the crate with a sync in
+every ingest; at 25 ms the crate answers before the sync, so ours keeps many batches in flight there, none of
+them counted before its sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks.figures._suite import suite
+from benchmarks.harness import Bench, Figure, Sample, Variant, Variants, at_least
+from benchmarks.peers.quiver_crate import quiver_binary
+from forebay.formats import quiver_wal
+from forebay.quiver import Quiver, QuiverConfig, Receipt
+
+__all__ = ["Ours", "bench_batch", "quiver_crate", "quiver_ingest"]
+
+ROWS = (100, 1_000, 8_192)
+IN_FLIGHT = 256
+CAP_BYTES = 1 << 40
+
+
+def bench_batch(rows: int) -> pa.RecordBatch:
+    """The batch of the crate's own benchmarks."""
+    return pa.record_batch(
+        {
+            "timestamp": pa.array(range(1_700_000_000_000, 1_700_000_000_000 + rows), pa.int64()),
+            "value": pa.array(range(0, rows * 100, 100), pa.int64()),
+            "message": pa.array([f"Log message number {row} with some content" for row in range(rows)]),
+        }
+    )
+
+
+class Ours:
+    """A store of its own for every turn; opening, closing and removal are not timed."""
+
+    def __init__(self, directory: Path, rows: int, *, producers: int = 1, flush_ms: int = 0) -> None:
+        self._directory = directory
+        self._batch = bench_batch(rows)
+        self._producers = producers
+        self._config = QuiverConfig(size_cap_bytes=CAP_BYTES, flush_interval_ms=flush_ms)
+
+    def run(self, seconds: float) -> Sample:
+        """A turn."""
+        try:
+            return asyncio.run(self._run(seconds))
+        finally:
+            shutil.rmtree(self._directory)
+
+    async def _run(self, seconds: float) -> Sample:
+        work = self._wait_for_each if self._config.flush_interval_ms == 0 else self._keep_in_flight
+        async with Quiver(self._directory, self._config) as quiver:
+            spent, begin = time.process_time(), time.perf_counter()
+            done = sum(await asyncio.gather(*(work(quiver, begin + seconds) for _ in range(self._producers))))
+            passed = time.perf_counter() - begin
+            return Sample(done / passed, (), (time.process_time() - spent) / done * 1e6)
+
+    async def _wait_for_each(self, quiver: Quiver, end: float) -> int:
+        done = 0
+        while time.perf_counter() < end:
+            await quiver.ingest(self._batch)
+            done += 1
+        return done
+
+    async def _keep_in_flight(self, quiver: Quiver, end: float) -> int:
+        done = 0
+        flying: list[asyncio.Future[Receipt]] = []
+        while time.perf_counter() < end:
+            flying.append(await quiver.submit(self._batch))
+            if len(flying) >= IN_FLIGHT:
+                done += len(await asyncio.gather(*flying[: IN_FLIGHT // 2]))
+                del flying[: IN_FLIGHT // 2]
+        return done + len(await asyncio.gather(*flying))
+
+    def variant(self) -> Variant:
+        """`run` as a variant."""
+        return Variant(self.run, "batches/s")
+
+
+class Crate:
+    """The Rust program, one process for all turns."""
+
+    def __init__(self, binary: Path, directory: Path) -> None:
+        directory.mkdir()
+        self._process = subprocess.Popen(
+            [str(binary), str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def variant(self, rows: int, *, producers: int = 1, flush_ms: int = 0) -> Variant:
+        """A turn with these settings."""
+
+        def run(seconds: float) -> Sample:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            order = {"seconds": seconds, "rows": rows, "producers": producers, "flush_ms": flush_ms}
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            return Sample(float(json.loads(self._process.stdout.readline())["rate"]))
+
+        return Variant(run, "batches/s")
+
+    def close(self) -> None:
+        """It ends with its input."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.communicate(timeout=10)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
+def _raw(path: Path, rows: int) -> Variant:
+    body = quiver_wal.encode(bench_batch(rows), "logs")
+
+    def run(seconds: float) -> Sample:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        try:
+            done, begin = 0, time.perf_counter()
+            while time.perf_counter() < begin + seconds:
+                os.write(file, body)
+                os.fdatasync(file)
+                done += 1
+            return Sample(done / (time.perf_counter() - begin))
+        finally:
+            os.close(file)
+            path.unlink()
+
+    return Variant(run, "batches/s")
+
+
+@suite.benchmark(
+    "quiver-ingest",
+    "Durable ingest runs at the speed of the disk, and many producers share its syncs.",
+    *(
+        Figure(
+            f"{rows:,} rows, against write and sync",
+            of=f"{rows:,} rows",
+            against=f"raw {rows:,}",
+            target=at_least(0.8),
+        )
+        for rows in ROWS
+    ),
+    Figure("64 producers, against one", of="64 producers, 100 rows", against="100 rows", target=at_least(10)),
+)
+def quiver_ingest(bench: Bench) -> Iterator[Variants]:
+    """Every sample on a directory of its own."""
+    variants: dict[str, Variant] = {}
+    for rows in ROWS:
+        variants[f"raw {rows:,}"] = _raw(bench.directory / "raw", rows)
+        variants[f"{rows:,} rows"] = Ours(bench.directory / "store", rows).variant()
+    variants["64 producers, 100 rows"] = Ours(bench.directory / "store", 100, producers=64).variant()
+    yield variants
+
+
+@suite.benchmark(
+    "quiver-crate",
+    "Against the published Rust crate: as fast with one producer, ten times as fast with 64 that wait.",
+    *(
+        Figure(
+            f"{rows:,} rows, {mode}",
+            of=f"ours {rows:,}, {mode}",
+            against=f"crate {rows:,}, {mode}",
+            target=at_least(0.5 if rows == 100 else 1),
+        )
+        for mode in ("sync each", "25 ms")
+        for rows in ROWS
+    ),
+    Figure(
+        "64 producers, 100 rows, sync each",
+        of="ours 64 producers",
+        against="crate 64 producers",
+    ),
+    Figure(
+        "64 producers, against one of the crate",
+        of="ours 64 producers",
+        against="crate 100, sync each",
+        target=at_least(10),
+    ),
+)
+def quiver_crate(bench: Bench) -> Iterator[Variants]:
+    """Both sides with 32 MiB segments, no subscriber, a directory for each turn."""
+    crate = Crate(quiver_binary(bench.say), bench.directory / "crate")
+    variants: dict[str, Variant] = {}
+    try:
+        for mode, flush_ms in (("sync each", 0), ("25 ms", 25)):
+            for rows in ROWS:
+                variants[f"crate {rows:,}, {mode}"] = crate.variant(rows, flush_ms=flush_ms)
+                ours = Ours(bench.directory / "store", rows, flush_ms=flush_ms)
+                variants[f"ours {rows:,}, {mode}"] = ours.variant()
+        variants["crate 64 producers"] = crate.variant(100, producers=64)
+        variants["ours 64 producers"] = Ours(bench.directory / "store", 100, producers=64).variant()
+        yield variants
+    finally:
+        crate.close()
