@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import forebay
 
 Row = tuple[str, int, int, bytes]
 """Topic, partition, offset, value."""
+CONNECT_ATTEMPTS = 3
 
 
 def fill(
@@ -69,10 +71,15 @@ def drain(frame: DataFrame, base: Path, *, to: str = "out") -> list[int]:
 
 def run(writer: Any, base: Path, name: str = "out") -> list[int]:
     """Run a streaming write to its end; the rows of each batch that had any."""
-    query = (
-        writer.option("checkpointLocation", str(base / f"checkpoint-{name}"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    writer = writer.option("checkpointLocation", str(base / f"checkpoint-{name}")).trigger(availableNow=True)
+    for attempt in range(CONNECT_ATTEMPTS):
+        query = writer.start()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            # Spark gives a new Python ten seconds, which is little on a machine under load. Nothing ran yet.
+            if "failed to connect back" not in str(error) or attempt == CONNECT_ATTEMPTS - 1:
+                raise
+        else:
+            break
     return [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]]

@@ -137,7 +137,7 @@ def test_times_are_those_of_the_appends(spark: SparkSession, tmp_path: Path) -> 
         ({"subscribe": "nothing"}, "no topic 'nothing'"),
         ({"subscribe": "orders", "failOnDataLos": "false"}, "did you mean 'failOnDataLoss'"),
         ({"subscribe": "orders", "failOnDataLoss": "perhaps"}, "true or false"),
-        ({"subscribe": "orders", "engine": "kafka"}, "log, buffer, stream, quiver"),
+        ({"subscribe": "orders", "engine": "kafka"}, "log, buffer, stream"),
         ({"subscribe": "orders", "startingOffsets": "latest"}, "from the latest on is empty"),
         ({"subscribe": "orders", "endingOffsets": "earliest"}, "use latest or offsets"),
         (

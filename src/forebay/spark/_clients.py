@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -21,8 +22,10 @@ from forebay import aio
 from forebay.buffer import BufferConfig
 from forebay.buffer import Reader as BufferReader
 from forebay.formats.bytes_batch import Codec
+from forebay.kit.clock import SystemClock
 from forebay.log import Positions, ReaderConfig, WriterConfig
 from forebay.storage import ObjectStore, open_store
+from forebay.stream import StreamReader
 
 __all__ = ["Client", "Deployment", "client"]
 
@@ -52,6 +55,7 @@ class Client:
         self._bay: aio.Bay | None = None
         self._store: ObjectStore | None = None
         self._positions: Positions | None = None
+        self._streams: dict[str, StreamReader] = {}
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine."""
@@ -109,6 +113,13 @@ class Client:
             self._positions = Positions(parts.coordinator, clock=parts.clock, randomness=parts.randomness)
         return self._positions
 
+    def stream(self, name: str) -> StreamReader:
+        """A reader of a stream's remote tier."""
+        found = self._streams.get(name)
+        if found is None:
+            found = self._streams[name] = self.run(_stream_reader(name, self.store))
+        return found
+
     def buffer(self, config: BufferConfig) -> BufferReader:
         """A reader of a queue in this store."""
         return BufferReader(config, store=self.store)
@@ -116,6 +127,10 @@ class Client:
 
 async def _opened(path: str) -> ObjectStore:
     return open_store(path)
+
+
+async def _stream_reader(name: str, store: ObjectStore) -> StreamReader:
+    return StreamReader(name, store, clock=SystemClock(), randomness=random.SystemRandom())
 
 
 _clients: dict[tuple[int, Deployment, Codec], Client] = {}

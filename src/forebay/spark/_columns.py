@@ -177,6 +177,9 @@ async def fused(batches: AsyncIterator[FetchedBatch]) -> AsyncIterator[list[Fetc
     rows = size = 0
     async for batch in batches:
         for part in _parts(batch):
+            if run and rows + len(part) > BATCH_ROWS_MAX:
+                yield run
+                run, rows, size = [], 0, 0
             run.append(part)
             rows, size = rows + len(part), size + _bytes(part.batch)
             if size >= BATCH_BYTES or rows >= BATCH_ROWS_MAX:

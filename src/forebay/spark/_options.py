@@ -21,8 +21,8 @@ from forebay.spark._offsets import Offsets, TopicPartition, parse_assignment, pa
 
 __all__ = ["ENGINES", "Engine", "LogOptions", "Options", "Start"]
 
-Engine = Literal["log", "buffer", "stream", "quiver"]
-ENGINES: Final[tuple[Engine, ...]] = ("log", "buffer", "stream", "quiver")
+Engine = Literal["log", "buffer", "stream"]
+ENGINES: Final[tuple[Engine, ...]] = ("log", "buffer", "stream")
 
 COMMON: Final = ("path", "coordinator", "engine")
 SPARKS_OWN: Final = ("checkpointLocation", "queryName", "outputMode")
@@ -51,17 +51,16 @@ BUFFER_READ: Final = (
     "failOnDataLoss",
     *LIMITS,
 )
-STREAM_READ: Final = ("subscribe", "startingOffsets", "endingOffsets", "failOnDataLoss", *LIMITS)
-QUIVER_READ: Final = ("subscriber",)
-READ: Final[Mapping[Engine, tuple[str, ...]]] = {
-    "log": LOG_READ,
-    "buffer": BUFFER_READ,
-    "stream": STREAM_READ,
-    "quiver": QUIVER_READ,
-}
+STREAM_READ: Final = (
+    "subscribe",
+    "startingOffsets",
+    "endingOffsets",
+    "failOnDataLoss",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+)
 WRITE: Final[Mapping[Engine, tuple[str, ...]]] = {
     "log": ("topic", "partitions", "compression", "writeId"),
-    "buffer": ("manifest", "prefix", "compression", "writeId"),
 }
 
 

@@ -4,6 +4,9 @@ What is set, and why:
 
 * The workers run this very Python (`PYSPARK_PYTHON`). Spark would take `python3` from the PATH, which knows
   nothing of the packages of a virtual environment.
+* Spark puts a zip of itself in front of the workers' path, and Python keeps no bytecode of what it imports
+  from a zip: every process compiles PySpark anew, a second of work before its first row. The workers are
+  therefore started by a script that takes it off the path; the installed PySpark is the same.
 * Everything listens on the loopback address, and the web page of the driver is off: no port is open to
   others.
 * JVM and Python talk through Unix domain sockets, which costs about a tenth less than loopback.
@@ -19,7 +22,9 @@ a name is one word per dot: `session(spark_driver_memory="4g")`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -54,6 +59,21 @@ appender.console.name = console
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+WORKER_PYTHON: Final = """#!/bin/sh
+# Starts a worker of Spark with the installed PySpark instead of the zip of it.
+kept=
+IFS=:
+for part in $PYTHONPATH; do
+  case "$part" in
+    */pyspark.zip | */py4j-*-src.zip | */spark-core_*.jar) ;;
+    *) kept="$kept:$part" ;;
+  esac
+done
+PYTHONPATH="${{kept#:}}"
+export PYTHONPATH
+exec {python} "$@"
 """
 
 
@@ -108,7 +128,7 @@ def _value(value: object) -> str:
 def _prepare_environment(java: Java) -> None:
     """What the JVM and the workers inherit. What the caller has set stays, but for a Java that is too old."""
     os.environ["JAVA_HOME"] = str(java.home)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", str(_worker_python()))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     # Spark's own start-up touches what pandas 3 deprecates, once in every worker.
@@ -120,12 +140,21 @@ def _prepare_environment(java: Java) -> None:
         os.environ["SPARK_CONF_DIR"] = str(folder)
 
 
-def _write_once(path: Path, text: str) -> None:
+def _worker_python() -> Path:
+    """A script that starts this very Python without Spark's zips and jars on its path."""
+    digest = hashlib.sha256(sys.executable.encode()).hexdigest()[:12]
+    script = cache_directory() / f"python-{digest}"
+    _write_once(script, WORKER_PYTHON.format(python=shlex.quote(sys.executable)), mode=0o755)
+    return script
+
+
+def _write_once(path: Path, text: str, mode: int = 0o644) -> None:
     if path.exists() and path.read_text() == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(text)
+    draft.chmod(mode)
     draft.replace(path)
 
 

@@ -22,15 +22,31 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from forebay.errors import UsageError
+from forebay.spark._buffer_source import (
+    BUFFER_SCHEMA,
+    BufferBatchReader,
+    BufferOptions,
+    BufferStreamReader,
+)
 from forebay.spark._columns import LOG_SCHEMA, check_schema
 from forebay.spark._errors import with_hints
 from forebay.spark._log_sink import LogBatchWriter, LogSinkOptions, LogStreamWriter
 from forebay.spark._log_source import LogBatchReader, LogStreamReader
 from forebay.spark._options import Engine, LogOptions, Options
+from forebay.spark._stream_source import (
+    STREAM_SCHEMA,
+    StreamBatchReader,
+    StreamOptions,
+    StreamStreamReader,
+)
 
 __all__ = ["ForebaySource"]
 
-SCHEMAS: Final[Mapping[Engine, StructType]] = {"log": LOG_SCHEMA}
+SCHEMAS: Final[Mapping[Engine, StructType]] = {
+    "log": LOG_SCHEMA,
+    "buffer": BUFFER_SCHEMA,
+    "stream": STREAM_SCHEMA,
+}
 """Columns of every engine."""
 
 
@@ -55,27 +71,37 @@ class ForebaySource(DataSource):
         """For `spark.read`."""
         with with_hints():
             chosen = check_schema(schema, self.schema())
+            if self._options.engine == "buffer":
+                return BufferBatchReader(BufferOptions.parse(self._options, streaming=False), chosen)
+            if self._options.engine == "stream":
+                return StreamBatchReader(StreamOptions.parse(self._options, streaming=False), chosen)
             return LogBatchReader(LogOptions.parse(self._options, streaming=False), chosen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """For `spark.readStream`."""
         with with_hints():
             chosen = check_schema(schema, self.schema())
+            if self._options.engine == "buffer":
+                return BufferStreamReader(BufferOptions.parse(self._options, streaming=True), chosen)
+            if self._options.engine == "stream":
+                return StreamStreamReader(StreamOptions.parse(self._options, streaming=True), chosen)
             return LogStreamReader(LogOptions.parse(self._options, streaming=True), chosen)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For `df.write`."""
         with with_hints():
-            _check_append(overwrite)
+            _check_append(overwrite, self._options)
             return LogBatchWriter(LogSinkOptions.parse(self._options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """For `df.writeStream`."""
         with with_hints():
-            _check_append(overwrite)
+            _check_append(overwrite, self._options)
             return LogStreamWriter(LogSinkOptions.parse(self._options, schema))
 
 
-def _check_append(overwrite: bool) -> None:
+def _check_append(overwrite: bool, options: Options) -> None:
     if overwrite:
         raise UsageError("nothing here is overwritten", hint='mode("append") or outputMode("append")')
+    if options.engine != "log":
+        raise UsageError(f"there is no sink into a {options.engine}", hint="write into topics: engine=log")

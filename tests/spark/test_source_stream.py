@@ -1,0 +1,122 @@
+"""Streams read by Spark from their remote tier."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from forebay.errors import UsageError
+from forebay.kit.clock import SystemClock
+from forebay.spark import DataLossFound
+from forebay.spark._options import Options
+from forebay.spark._stream_source import STREAM_SCHEMA, StreamBatchReader, StreamOptions, StreamStreamReader
+from forebay.storage import open_store
+from forebay.stream import StreamTier, StreamWriter, TierConfig
+
+
+def tiered(base: Path, *chunks: list[bytes]) -> Path:
+    """A bucket that holds a stream `orders` of these chunks."""
+
+    async def work() -> None:
+        clock = SystemClock()
+        with StreamWriter(base / "local" / "orders", epoch=1, clock=clock) as writer:
+            for chunk in chunks:
+                writer.append(chunk)
+            writer.commit()
+        store = open_store(base / "bucket")
+        tier = StreamTier(
+            base / "local" / "orders",
+            store,
+            config=TierConfig(fragment_bytes=100_000),
+            clock=clock,
+            randomness=random.Random(1),
+        )
+        await tier.run_once()
+        await store.close()
+
+    asyncio.run(work())
+    return base / "bucket"
+
+
+def options(bucket: Path, **given: object) -> Options:
+    chosen = {name: str(value) for name, value in given.items()}
+    return Options({"path": str(bucket), "engine": "stream", "subscribe": "orders"} | chosen)
+
+
+def batch(bucket: Path, **given: object) -> StreamBatchReader:
+    return StreamBatchReader(StreamOptions.parse(options(bucket, **given), streaming=False), STREAM_SCHEMA)
+
+
+def rows(source: Any, tasks: Any) -> list[tuple[int, bytes]]:
+    carried = pickle.loads(pickle.dumps(tasks))
+    found = [row for task in carried for part in source.read(task) for row in part.to_pylist()]
+    return [(row["offset"], row["value"]) for row in found]
+
+
+CHUNKS = [[b"%d-%d" % (chunk, number) for number in range(10)] for chunk in range(5)]
+EVERY = [(offset, value) for offset, value in enumerate(value for chunk in CHUNKS for value in chunk)]
+
+
+def test_a_stream_is_read_with_its_columns(spark: SparkSession, tmp_path: Path) -> None:
+    bucket = tiered(tmp_path, *CHUNKS)
+    reader = spark.read.format("forebay").option("path", str(bucket)).option("engine", "stream")
+    frame = reader.option("subscribe", "orders").load()
+    table = frame.orderBy("offset").toArrow()
+    assert table.schema.names == ["value", "stream", "offset", "timestamp"]
+    assert list(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True)) == EVERY
+    assert set(table["stream"].to_pylist()) == {"orders"}
+
+
+def test_ranges_begin_and_end_inside_of_chunks(tmp_path: Path) -> None:
+    bucket = tiered(tmp_path, *CHUNKS)
+    source = batch(bucket, startingOffsets=7, endingOffsets=33, minPartitions=5)
+    tasks = source.partitions()
+    assert len(tasks) == 5
+    assert rows(source, tasks) == EVERY[7:33]
+
+
+def test_a_streaming_read_is_limited_and_replays_alike(tmp_path: Path) -> None:
+    bucket = tiered(tmp_path, *CHUNKS)
+    parsed = StreamOptions.parse(options(bucket, startingOffsets="earliest"), streaming=True)
+    source = StreamStreamReader(parsed, STREAM_SCHEMA)
+    start = source.initialOffset()
+    middle = source.latestOffset(start, ReadMaxRows(23))
+    assert (start, middle) == ({"offset": 0}, {"offset": 23})
+    end = source.latestOffset(middle, ReadAllAvailable())
+    assert end == source.reportLatestOffset() == {"offset": 50}
+    source.prepareForTriggerAvailableNow()
+    assert source.latestOffset(end, ReadAllAvailable()) == end
+    for _ in range(2):
+        assert rows(source, source.partitions(start, middle)) == EVERY[:23]
+    assert rows(source, source.partitions(middle, end)) == EVERY[23:]
+
+
+def test_offsets_that_are_not_there_are_a_loss_or_are_skipped(tmp_path: Path) -> None:
+    bucket = tiered(tmp_path, *CHUNKS)
+    with pytest.raises(DataLossFound, match="the stream has offsets 0 to 49"):
+        batch(bucket, startingOffsets=40, endingOffsets=60).partitions()
+    lenient = batch(bucket, startingOffsets=40, endingOffsets=60, failOnDataLoss=False)
+    assert rows(lenient, lenient.partitions()) == EVERY[40:]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"subscribe": ""}, "no stream is named"),
+        ({"startingOffsets": "x"}, "earliest or latest or an offset"),
+        ({"assign": "{}"}, "no option 'assign'"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(
+    tmp_path: Path, given: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        batch(tmp_path, **given)
+    assert message in f"{caught.value.message} {caught.value.hint}"
