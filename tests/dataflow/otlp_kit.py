@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -224,6 +225,15 @@ def calls(address: str) -> Iterator[dict[str, Callable[..., bytes]]]:
     ]
     with grpc.insecure_channel(address, options=options) as channel:
         yield {name: channel.unary_unary(signal.grpc_method) for name, signal in SIGNALS.items()}
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when it holds; fail when it never does."""
+    for _ in range(int(PATIENCE_S / 0.02)):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never came true")
 
 
 def parquet_rows(path: Path, signal: str) -> list[dict[str, Any]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.dataflow.flow_files import GOOD, changed, line_of
+from tests.dataflow.flow_files import GOOD, changed, line_of, pipeline
 
 from forebay.cli._app import run
 from forebay.dataflow import FILE_BYTES_MAX, DataflowInvalid, Problem, check, load
@@ -302,3 +303,26 @@ def test_the_command_has_a_document_for_programs(tmp_path: Path, capsys: pytest.
 def test_a_file_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dataflow", "check", str(tmp_path / "none.yaml")]) == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_wrong_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "flow.yaml"
+    path.write_bytes(changed("25ms", "25"))
+    assert run(["dataflow", "run", str(path)]) == 1
+    line = line_of(path.read_bytes(), "flush_interval")
+    assert f"{path}:{line}:25: error: nodes.persistence" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_address_that_is_taken_ends_the_run_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "flow.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        data = pipeline(tmp_path, parquet=True).decode()
+        path.write_text(
+            data.replace("http_listening_addr: 127.0.0.1:0", f"http_listening_addr: 127.0.0.1:{port}")
+        )
+        assert run(["dataflow", "run", str(path)]) == 1
+    assert f"127.0.0.1:{port}" in capsys.readouterr().err

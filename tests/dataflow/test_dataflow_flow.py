@@ -10,16 +10,17 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pyarrow as pa
 import pytest
 from tests.dataflow.flow_files import pipeline
-from tests.dataflow.otlp_kit import Destination, logs, parquet_rows
+from tests.dataflow.otlp_kit import Destination, logs, parquet_rows, until
 
 from forebay.dataflow import Dataflow, load
 from forebay.dataflow._dispatch import Broadcast, RoundRobin, port
 from forebay.dataflow._parcels import Parcel
 from forebay.dataflow._signals import SIGNALS
 from forebay.errors import ForebayError, OutcomeUnknown, Unavailable
-from forebay.quiver import DirectoryInUse
+from forebay.quiver import DirectoryInUse, Quiver, QuiverFailed
 
 PARCEL = Parcel("logs", (logs("a"),), 1, 10)
 
@@ -152,6 +153,44 @@ async def test_what_a_destination_refuses_for_good_goes_to_the_dead_letters(
     async with Dataflow(load(pipeline(tmp_path, endpoint=destination.endpoint))) as flow:
         [subscriber] = flow.stats()["persistence"].subscribers
         assert (subscriber.lag_segments, subscriber.dropped) == (0, {"rejected": 1})
+
+
+async def test_a_store_that_failed_ends_the_flow_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Dataflow(load(pipeline(tmp_path, parquet=True))) as flow:
+
+        async def broken(*_: Any, **__: Any) -> None:
+            raise QuiverFailed("no such disk")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(flow._stores["persistence"].quiver, "ingest", broken)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await send(flow, "a")
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "no such disk" in (await asyncio.wait_for(flow.failure(), 10)).message
+
+
+async def test_a_caller_that_gives_up_disturbs_nobody(tmp_path: Path) -> None:
+    async with Dataflow(load(pipeline(tmp_path, parquet=True, flush_ms=200))) as flow:
+        large = "x" * 100_000
+        given_up = [asyncio.ensure_future(send(flow, body)) for body in ("small", large)]
+        stays = asyncio.ensure_future(send(flow, "stays", f"stays {large}"))
+        await asyncio.sleep(0.05)
+        for each in given_up:
+            each.cancel()
+        await stays
+        await send(flow, "after")
+    assert {"stays", f"stays {large}", "after"} <= set(written(tmp_path))
+
+
+async def test_segments_that_are_not_ours_do_not_end_the_handing_on(tmp_path: Path) -> None:
+    async with Quiver(tmp_path / "quiver") as quiver:
+        await quiver.ingest(pa.record_batch({"foreign": [1]}), signal="logs")
+    async with Dataflow(load(pipeline(tmp_path, parquet=True))) as flow:
+        await send(flow, "a")
+        await until(lambda: written(tmp_path))
+    assert written(tmp_path) == ["a"]
 
 
 def direct(directory: Path, endpoint: str) -> bytes:

@@ -21,7 +21,7 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from tests.dataflow.otlp_kit import logs, metrics, names_in, traces
+from tests.dataflow.otlp_kit import logs, metrics, names_in, traces, until
 
 from forebay.dataflow._grpc_receiver import GrpcReceiver
 from forebay.dataflow._http import AHEAD_MAX, HEADER_BYTES_MAX
@@ -471,6 +471,40 @@ async def test_what_is_no_request_is_answered_once_and_closed(data: bytes, statu
     async with receiving() as (_, __, over_http), raw(over_http) as line:
         line.writer.write(data)
         assert await line.answers() == [status]
+
+
+async def test_a_request_that_does_not_arrive_in_time_loses_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("forebay.dataflow._http.READ_TIMEOUT_S", 0.3)
+    async with receiving() as (_, __, over_http), raw(over_http) as line:
+        line.writer.write(head(b"x" * 1_000))
+
+        async def drip() -> None:
+            with suppress(ConnectionError):
+                while True:
+                    line.writer.write(b"x")
+                    await line.writer.drain()
+                    await asyncio.sleep(0.02)
+
+        dripping = asyncio.ensure_future(drip())
+        try:
+            assert await asyncio.wait_for(line.reader.read(), 30) == b""
+        finally:
+            dripping.cancel()
+
+
+async def test_bodies_that_are_arriving_share_a_bound() -> None:
+    async with receiving() as (_, __, over_http):
+        over_http._server.arriving_bytes_max = 1_000
+        async with raw(over_http) as slow, raw(over_http) as other:
+            slow.writer.write(head(b"x" * 2_000) + b"x" * 900)
+            await slow.writer.drain()
+            await until(lambda: over_http._server.arriving_bytes >= 900)
+            other.writer.write(head(b"x" * 200) + b"x" * 200)
+            assert await other.answers() == [503]
+        await until(lambda: not over_http._server.arriving_bytes)
+        assert (await post(over_http, "/v1/logs", logs("a")))[0] == 200
 
 
 async def test_stopping_answers_what_is_under_way() -> None:

@@ -139,9 +139,16 @@ async def _serve(plan: Plan, drain_s: float, metrics: str | None) -> None:
         if page is not None:
             await page.start()
         _ready(flow.addresses, None if page is None else page.address)
-        await enough.wait()
+        failed = asyncio.create_task(flow.failure())
+        asked = asyncio.create_task(enough.wait())
+        await asyncio.wait({failed, asked}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (failed, asked):
+            task.cancel()
         if page is not None:
             await page.stop()
+    if failed.done() and not failed.cancelled():
+        # A new start reads what the disk really holds; only whoever started this process can do that.
+        raise failed.result()
 
 
 def _ready(addresses: dict[str, dict[str, str]], metrics: str | None) -> None:

@@ -7,6 +7,7 @@ and is handed on after the next start. A destination that is down ends the handi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ from forebay.errors import ForebayError, UsageError
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.ids import IdSource
 from forebay.kit.metrics import MetricsRegistry
-from forebay.quiver import QuiverStats
+from forebay.quiver import QuiverFailed, QuiverStats
 
 __all__ = ["Dataflow"]
 
@@ -68,6 +69,14 @@ class Dataflow:
         self._receivers: dict[str, list[GrpcReceiver | HttpReceiver]] = {}
         self._stores: dict[str, Persistence] = {}
         self._started: list[_Part] = []
+        self._failure: QuiverFailed | None = None
+        self._has_failed = asyncio.Event()
+
+    async def failure(self) -> QuiverFailed:
+        """Wait until a store can take nothing more until it is opened again, and say why."""
+        await self._has_failed.wait()
+        assert self._failure is not None
+        return self._failure
 
     @property
     def addresses(self) -> dict[str, dict[str, str]]:
@@ -157,4 +166,9 @@ class Dataflow:
             # Quiver's gauges have no label for the store, so that several stores must not share them.
             registry=self._registry if alone else MetricsRegistry(),
             metrics=self._metrics,
+            on_failure=self._fail,
         )
+
+    def _fail(self, error: QuiverFailed) -> None:
+        self._failure = self._failure or error
+        self._has_failed.set()

@@ -52,7 +52,8 @@ class GrpcReceiver:
             ("grpc.max_concurrent_streams", settings.requests_max),
             ("grpc.so_reuseport", 0),
         ]
-        self._server = grpc.aio.server(options=options)
+        # The intake refuses with a time to wait; this only bounds what waits in front of it.
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=4 * settings.requests_max)
         self._server.add_generic_rpc_handlers(
             tuple(
                 grpc.method_handlers_generic_handler(

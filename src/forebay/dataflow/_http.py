@@ -1,7 +1,8 @@
 """A small HTTP/1.1 server on httptools: requests with a body, answers with a body, keep-alive, limits.
 
-One request at a time and per connection; what a client sends ahead waits in the kernel. Every read has a
-time limit, so that a client that goes to sleep in the middle of a request does not keep its place.
+One request at a time and per connection; what a client sends ahead waits in the kernel. A request must have
+arrived whole within a time limit, and all bodies that are arriving share a bound, so that clients that are
+slow on purpose keep neither places nor memory.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ HEADER_BYTES_MAX: Final = 16 * 1024
 CONNECTIONS_MAX: Final = 1_024
 """Connections at once; further ones are closed."""
 READ_TIMEOUT_S: Final = 60.0
-"""Longest wait for the next bytes, between and within requests."""
+"""Longest time for a request to arrive, and longest wait for the next one."""
+ARRIVING_BODIES_MAX: Final = 16
+"""Bodies of the largest size that may be arriving at once, or as many more that are smaller."""
 AHEAD_MAX: Final = 16
 """Requests that may arrive in one read."""
 
@@ -60,7 +63,8 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
 
 class _Broken(Exception):
     def __init__(self, status: int, message: str) -> None:
-        self.answer = Answer(status, message.encode())
+        retry = (("retry-after", "1"),) if status == 503 else ()
+        self.answer = Answer(status, message.encode(), headers=retry)
 
 
 class _Connection(asyncio.Protocol):
@@ -72,6 +76,7 @@ class _Connection(asyncio.Protocol):
         self._ready: deque[Request] = deque()
         self._request = Request()
         self._header_bytes = 0
+        self._arriving = 0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -86,10 +91,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
+        self._let_go()
         self._stop_waiting()
 
     def data_received(self, data: bytes) -> None:
-        self._stop_waiting()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -99,15 +104,13 @@ class _Connection(asyncio.Protocol):
             # Errors of our own callbacks come wrapped.
             broken = error.__context__
             self._end(broken.answer if isinstance(broken, _Broken) else Answer(400, b"not HTTP/1.1"))
-        else:
-            if self._task is None:
-                self._wait()
 
     # Called by the parser.
 
     def on_message_begin(self) -> None:
         self._request = Request()
         self._header_bytes = 0
+        self._wait()
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -130,12 +133,18 @@ class _Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if len(self._request.body) + len(body) > self._server.body_bytes_max:
             raise _Broken(413, "the body is too large")
+        if self._server.arriving_bytes + len(body) > self._server.arriving_bytes_max:
+            raise _Broken(503, "too much is arriving at once; try again")
+        self._server.arriving_bytes += len(body)
+        self._arriving += len(body)
         self._request.body += body
 
     def on_message_complete(self) -> None:
         if len(self._ready) >= AHEAD_MAX:
             raise _Broken(400, "too many requests ahead of their answers")
         self._ready.append(self._request)
+        self._let_go()
+        self._stop_waiting()
         if self._task is None:
             self._transport.pause_reading()
             self._task = asyncio.get_running_loop().create_task(self._work())
@@ -180,6 +189,10 @@ class _Connection(asyncio.Protocol):
         else:
             self._transport.close()
 
+    def _let_go(self) -> None:
+        self._server.arriving_bytes -= self._arriving
+        self._arriving = 0
+
     def _count(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > HEADER_BYTES_MAX:
@@ -210,6 +223,9 @@ class HttpServer:
         """Where it listens; with a real port after the start."""
         self.handler = handler
         self.body_bytes_max = body_bytes_max
+        self.arriving_bytes = 0
+        """Bytes of bodies of which the end has not arrived."""
+        self.arriving_bytes_max = ARRIVING_BODIES_MAX * body_bytes_max
         self.connections: set[_Connection] = set()
         self.is_stopping = False
         self._tls = tls

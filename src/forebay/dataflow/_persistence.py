@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from forebay.dataflow._dispatch import port
@@ -30,7 +30,7 @@ from forebay.errors import ForebayError
 from forebay.kit.batcher import Batcher, BatcherConfig
 from forebay.kit.clock import Clock
 from forebay.kit.metrics import MetricsRegistry
-from forebay.quiver import Quiver
+from forebay.quiver import Quiver, QuiverFailed
 
 __all__ = ["Persistence"]
 
@@ -63,6 +63,7 @@ class Persistence:
         randomness: random.Random,
         registry: MetricsRegistry,
         metrics: DataflowMetrics,
+        on_failure: Callable[[QuiverFailed], None],
     ) -> None:
         assert isinstance(node.settings, PersistenceSettings)
         self.node = node
@@ -70,9 +71,19 @@ class Persistence:
             node.settings.path, node.settings.quiver, clock=clock, randomness=randomness, metrics=registry
         )
         self._clock = clock
+        self._on_failure = on_failure
         self._batchers: dict[str, _SignalBatcher] = {}
         self._pumps = [
-            Pump(self.quiver, name, node.name, sink, clock=clock, randomness=randomness, metrics=metrics)
+            Pump(
+                self.quiver,
+                name,
+                node.name,
+                sink,
+                clock=clock,
+                randomness=randomness,
+                metrics=metrics,
+                on_failure=on_failure,
+            )
             for name, sink in _subscriptions(node, sinks).items()
         ]
 
@@ -98,16 +109,23 @@ class Persistence:
     async def take(self, parcel: Parcel) -> None:
         """Return when the parcel is durable."""
         if parcel.size >= ALONE_BYTES_MIN:
-            await self.quiver.ingest(record_batch([parcel]), signal=parcel.signal)
+            await self._ingest([parcel], parcel.signal)
             return
         batcher = self._batchers.get(parcel.signal)
         if batcher is None:
             batcher = self._batchers[parcel.signal] = self._batcher(parcel.signal)
         await (await batcher.add(parcel, parcel.size))
 
+    async def _ingest(self, parcels: Sequence[Parcel], signal: str) -> None:
+        try:
+            await self.quiver.ingest(record_batch(parcels), signal=signal)
+        except QuiverFailed as error:
+            self._on_failure(error)
+            raise
+
     def _batcher(self, signal: str) -> _SignalBatcher:
         async def upload(parcels: Sequence[Parcel]) -> int:
-            await self.quiver.ingest(record_batch(parcels), signal=signal)
+            await self._ingest(parcels, signal)
             return len(parcels)
 
         async def commit(uploaded: Sequence[int]) -> Sequence[Sequence[None]]:

@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from typing import Final
 
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._parcels import Parcel, Refused, Sink, parcel_of
-from forebay.errors import Closed, ForebayError
+from forebay.errors import Closed
 from forebay.kit.clock import Clock
 from forebay.kit.retry import RetryPolicy
-from forebay.quiver import Delivery, Quiver
+from forebay.quiver import Delivery, Quiver, QuiverFailed
 
 __all__ = ["Pump"]
 
@@ -45,6 +46,7 @@ class Pump:
         clock: Clock,
         randomness: random.Random,
         metrics: DataflowMetrics,
+        on_failure: Callable[[QuiverFailed], None],
     ) -> None:
         self.subscriber = subscriber
         self.failures = 0
@@ -57,6 +59,7 @@ class Pump:
         self._clock = clock
         self._random = randomness
         self._metrics = metrics
+        self._on_failure = on_failure
         self._not_before = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -82,9 +85,12 @@ class Pump:
                         await self._hand_over(delivery)
             except Closed:
                 return
-            except ForebayError as error:
+            except Exception as error:
                 # The store itself is in trouble, or an outcome could not be written: the claim was released.
-                _log.warning("dataflow.pump.failed: %s: %s", self.subscriber, error)
+                # A worker that ended here would leave its subscriber behind for ever.
+                _log.warning("dataflow.pump.failed: %s: %r", self.subscriber, error)
+                if isinstance(error, QuiverFailed):
+                    self._on_failure(error)
                 self._failed()
 
     async def _pause(self) -> None:
@@ -92,21 +98,21 @@ class Pump:
             await self._clock.sleep(left)
 
     async def _hand_over(self, delivery: Delivery) -> None:
-        parcel = parcel_of(delivery.view, self._giver)
         try:
+            parcel = parcel_of(delivery.view, self._giver)
             await self._sink.take(parcel)
         except Refused as error:
             _log.error("dataflow.exporter.refused: %s: %s", self.subscriber, error)
             await delivery.reject()
+            self._done(parcel)
         except Exception as error:
             # Not only what we know of: whatever goes wrong at a destination, the data is not there yet.
             _log.warning("dataflow.exporter.failed: %s: %s", self.subscriber, error)
             await delivery.nack()
             self._failed()
-            return
         else:
             await delivery.ack()
-        self._done(parcel)
+            self._done(parcel)
 
     def _done(self, parcel: Parcel) -> None:
         self._metrics.exported.labels(self.subscriber, parcel.signal).inc(parcel.items)
