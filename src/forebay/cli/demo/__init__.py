@@ -30,6 +30,7 @@ app = CommandGroup(help="The demo.")
 
 RECORDS = 60_000
 RECORDS_MIN = 400
+"""Fewest events of a demo: with fewer none would be late or malformed."""
 REPORT = Path("forebay-demo-report", "index.html")
 
 

@@ -19,6 +19,7 @@ __all__ = ["TOPICS", "Event", "Topic", "expected_rows", "make_events"]
 LATE_SHARE: Final = 0.02
 MALFORMED_SHARE: Final = 0.004
 LATE_HOURS_MAX: Final = 72
+"""Hours by which an event is late at most."""
 COUNTRIES: Final = ("AT", "CH", "DE", "FR", "IT", "JP", "US")
 PAGES: Final = ("/", "/search", "/basket", "/checkout", "/help")
 START: Final = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

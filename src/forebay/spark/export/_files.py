@@ -25,7 +25,6 @@ ROW_GROUP_ROWS: Final = 500_000
 """Rows of one row group."""
 STATISTICS_COLUMNS_MAX: Final = 64
 """Columns that get statistics in a commit."""
-DICTIONARY_MAX_BYTES: Final = 1024 * 1024
 HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -45,7 +44,6 @@ def _spelled(value: str | None) -> str:
 def encode_parquet(table: pa.Table, compression: str) -> tuple[pa.Buffer, pq.FileMetaData]:
     """A file's bytes and its footer."""
     out = pa.BufferOutputStream()
-    footers: list[pq.FileMetaData] = []
     # Binary values are mostly all different: trying a dictionary first costs a tenth of the time.
     dictionary = [each.name for each in table.schema if pa.types.is_string(each.type)]
     pq.write_table(
@@ -59,8 +57,7 @@ def encode_parquet(table: pa.Table, compression: str) -> tuple[pa.Buffer, pq.Fil
         store_schema=False,
     )
     data = out.getvalue()
-    footers.append(pq.read_metadata(pa.BufferReader(data)))
-    return data, footers[0]
+    return data, pq.read_metadata(pa.BufferReader(data))
 
 
 def describe(

@@ -45,6 +45,7 @@ CHUNK_RECORDS: Final = 5_000
 """Records of one append. Part of the plan, so it may change between versions."""
 PREFIX: Final = "forebay-jobs/replay"
 JOB_CHARS_MAX: Final = 100
+"""Longest id of a replay."""
 
 
 class _Range(msgspec.Struct, frozen=True):

@@ -1,0 +1,120 @@
+"""`forebay spark`: the commands without Spark, which is tested with the jobs themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forebay as forebay_package
+from forebay.spark.export import close_clients
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "bay"
+    with forebay_package.connect(directory) as bay:
+        bay.topics.create("orders", partitions=2)
+        bay.topics.create("again", partitions=2)
+        with bay.producer() as out:
+            for partition in range(2):
+                records = [json.dumps({"id": number, "amount": number / 2}).encode() for number in range(10)]
+                out.send("orders", records, partition=partition).result(timeout=60)
+                out.send("orders", [b"{bad"], partition=partition).result(timeout=60)
+    yield directory
+    close_clients()
+
+
+def test_an_export_without_spark_tells_what_it_did(forebay: Run, data: Path, tmp_path: Path) -> None:
+    words = [
+        "spark", "export", "orders", "--data", data, "--to", f"delta:{tmp_path / 'table'}",
+        "--format", "json", "--partition-by", "date", "--dead-letter", "topic:dead", "--local",
+        "--task-bytes", "64KiB",
+    ]  # fmt: skip
+    ran = forebay(*words, "-o", "json")
+    assert ran.code == 0, ran.err
+    assert (ran.document["records"], ran.document["rows"], ran.document["dead_letters"]) == (22, 20, 2)
+    again = forebay(*words)
+    assert again.out.startswith("0 records, 0 rows")
+
+
+def test_an_export_takes_its_columns_from_text_or_a_file(forebay: Run, data: Path, tmp_path: Path) -> None:
+    columns = tmp_path / "columns.txt"
+    columns.write_text("id long, amount decimal(10,2)")
+    for number, schema in enumerate((columns, "id long, amount decimal(10,2)")):
+        table = f"parquet:{tmp_path / f'table{number}'}"
+        ran = forebay(
+            "spark", "export", "orders", "--data", data, "--to", table, "--format", "json", "--local",
+            "--schema", schema, "--new-columns", "ignore", "--dead-letter", f"topic:dead{number}",
+            "-o", "json",
+        )  # fmt: skip
+        assert ran.code == 0, ran.err
+        assert ran.document["rows"] == 20
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["orders", "--to", "delta"],
+        ["orders", "--to", "what:x"],
+        ["orders", "--to", "delta:t", "--format", "xml"],
+        ["orders", "--to", "delta:t", "--format", "avro"],
+        ["orders", "--to", "delta:t", "--on-data-loss", "shrug"],
+        ["buffer:a,b", "--to", "delta:t"],
+        ["orders", "--to", "delta:t", "--acknowledge"],
+        ["orders", "--to", "delta:t", "--master", "local[1]"],
+        ["orders", "--to", "delta:t", "--continuous", "--interval", "1ms"],
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_happens(
+    forebay: Run, data: Path, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = forebay("spark", "export", *words, "--data", data, "--local", "-o", "json")
+    assert ran.code == 2, ran.err
+    assert ran.error["hint"]
+
+
+def test_bad_records_without_a_place_end_the_export_with_the_remedy(
+    forebay: Run, data: Path, tmp_path: Path
+) -> None:
+    table = f"delta:{tmp_path / 'table'}"
+    ran = forebay("spark", "export", "orders", "--data", data, "--to", table, "--format", "json", "--local")
+    assert ran.code == 1
+    assert "orders:0 11" in ran.err and "--dead-letter" in ran.err
+
+
+def test_jobs_without_spark_are_the_local_commands(forebay: Run, data: Path) -> None:
+    ran = forebay("spark", "compact", "--data", data, "--min-age", "0s", "--local", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert sum(each["records"] for each in ran.document["partitions"]) == 22
+    assert "orders:1" in forebay("spark", "compact", "orders", "--data", data, "--local").out
+    verified = forebay("spark", "verify", "--data", data, "--local", "-o", "json").document
+    assert verified == forebay("verify", "--data", data, "-o", "json").document
+    assert "22 records" in forebay("spark", "verify", "--data", data, "--local").out
+    ran = forebay("spark", "vacuum", "--data", data, "--dry-run", "--local", "-o", "json")
+    assert ran.code == 0 and ran.document["dry_run"]
+
+
+def test_a_replay_is_run_twice_and_appends_once(forebay: Run, data: Path) -> None:
+    words = [
+        "spark",
+        "replay",
+        "orders",
+        "again",
+        "--job",
+        "j1",
+        "--to",
+        "2100-01-01",
+        "--data",
+        data,
+        "--local",
+    ]
+    first = forebay(*words, "-o", "json").document
+    assert sum(each["appended"] for each in first["partitions"]) == 22
+    assert forebay(*words).out.endswith("0 records appended to again\n")
