@@ -3,18 +3,18 @@
 Importing this costs nothing and needs no PySpark; what does is looked up when it is first asked for.
 """
 
-from typing import TYPE_CHECKING, Any
+import typing
 
 from forebay.spark._errors import DataLossFound
 from forebay.spark._session import session
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from forebay.spark._source import ForebaySource
 
 __all__ = ["DataLossFound", "ForebaySource", "session"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     if name != "ForebaySource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from forebay.spark._source import ForebaySource
