@@ -11,6 +11,7 @@ from tests.broker.bed import FAST, Client, parts, serving
 
 from forebay._connect import open_parts
 from forebay.broker import Broker, BrokerConfig
+from forebay.errors import Unsupported
 from forebay.testing.servers import OxiaServer, SeaweedServer
 
 
@@ -77,3 +78,12 @@ async def test_broker_on_a_bucket_and_oxia(seaweed: SeaweedServer, oxia: OxiaSer
         ] == ["a", "b", "c"]
     finally:
         await broker.stop()
+
+
+async def test_without_the_parser_the_broker_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.broker import _connection
+
+    monkeypatch.setattr(_connection, "PARSER_INSTALLED", False)
+    with pytest.raises(Unsupported, match="not installed") as caught:
+        await Broker(parts(), BrokerConfig(port=0)).start()
+    assert "forebay[broker]" in caught.value.hint

@@ -22,7 +22,10 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol, cast
 
-import httptools
+try:
+    import httptools
+except ImportError:  # The extra `broker`: tokens and messages are of use without it; the server says so.
+    httptools = None  # type: ignore[assignment]
 
 from forebay.broker._http import Gone, Handler, Request, Response, head_bytes
 from forebay.broker._limits import HEADER_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, TARGET_BYTES_MAX, HttpLimits
@@ -31,6 +34,8 @@ __all__ = ["Connection", "Host"]
 
 _BODYLESS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+PARSER_INSTALLED = httptools is not None
+"""Whether connections can be served here."""
 LINGER_S = 2.0
 """Seconds for which the rest of a refused request is read and thrown away."""
 

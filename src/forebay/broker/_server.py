@@ -12,10 +12,11 @@ import ssl
 from collections.abc import Coroutine
 from typing import Any
 
+from forebay.broker import _connection
 from forebay.broker._connection import Connection
 from forebay.broker._http import Handler, Response
 from forebay.broker._limits import HttpLimits
-from forebay.errors import Unavailable, UsageError
+from forebay.errors import Unavailable, Unsupported, UsageError
 from forebay.kit.clock import Clock
 
 __all__ = ["HttpServer", "Refuser"]
@@ -52,6 +53,8 @@ class HttpServer:
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
         """Listen; the address that was bound."""
+        if not _connection.PARSER_INSTALLED:
+            raise Unsupported("the HTTP parser is not installed", hint="pip install 'forebay[broker]'")
         loop = asyncio.get_running_loop()
         options: dict[str, Any] = {}
         if tls is not None:
