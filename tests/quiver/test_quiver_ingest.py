@@ -38,6 +38,33 @@ def test_concurrent_producers_share_syncs() -> None:
     assert simulate(scenario) <= 8
 
 
+def test_producer_with_many_in_flight_leaves_the_loop_to_the_syncs() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        config = dataclasses.replace(
+            SMALL, wal_bytes_max=1 << 24, wal_file_bytes=1 << 22, size_cap_bytes=1 << 27
+        )
+        async with store(world, disk, config) as quiver:
+            await quiver.register("a")
+            turns = 0
+
+            async def take_turns() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            other = asyncio.create_task(take_turns())
+            futures = [await quiver.submit(batch(number, 2_000)) for number in range(100)]
+            other.cancel()
+            assert turns >= 5
+            receipts = await asyncio.gather(*futures)
+            assert [each.sequence for each in receipts] == list(range(1, 101))
+            await quiver.flush()
+            assert sorted(await drain(quiver, "a")) == list(range(100))
+
+    simulate(scenario)
+
+
 def test_idle_batch_becomes_visible_by_itself() -> None:
     async def scenario(world: World, disk: SimDisk) -> None:
         async with store(world, disk) as quiver:

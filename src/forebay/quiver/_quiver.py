@@ -57,6 +57,8 @@ __all__ = ["Quiver", "Receipt"]
 
 _log = logging.getLogger(__name__)
 _SCHEMAS_KEPT = 256
+YIELD_BYTES: Final = 512 * 1024
+"""Encoded bytes that one producer may queue before others get a turn."""
 MEASURE_S: Final = 60.0
 """Seconds between two listings of the directory for `quiver.disk.bytes_actual`."""
 
@@ -105,6 +107,7 @@ class Quiver:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
         self._measured_at = -math.inf
+        self._kept_loop_bytes = 0
         self._signals: list[str] = []
         self._trim_wanted = asyncio.Event()
         self.report = RecoveryReport()
@@ -276,7 +279,7 @@ class Quiver:
         all certainly not done. `OutcomeUnknown` only where the sync of this very batch failed.
         """
         try:
-            return await (await self.submit(batch, signal=signal, context=context))
+            return await (await self._queue(batch, signal, context))
         except ForebayError as error:
             failure = "backpressure" if isinstance(error, Backpressure) else "error"
             self._metrics.failures.labels(failure).inc()
@@ -290,12 +293,22 @@ class Quiver:
         Batches become durable in the order of the calls. Waits while `pending_bytes_max` is exceeded or the
         WAL is full, and raises what `ingest` raises before the batch is queued; the future has the rest.
         """
+        future = await self._queue(batch, signal, context)
+        if self._kept_loop_bytes >= YIELD_BYTES:
+            # A producer that never waits would keep the loop, and with it the syncs, from going on.
+            self._kept_loop_bytes = 0
+            await asyncio.sleep(0)
+        return future
+
+    async def _queue(
+        self, batch: pa.RecordBatch, signal: str, given: Mapping[str, str] | None
+    ) -> asyncio.Future[Receipt]:
         self._check_open()
         wal, config = self._wal, self._config
         if wal.pending_bytes >= config.pending_bytes_max:
             await wal.has_room(config.pending_bytes_max)
         form = self._form(batch.schema)
-        context = dict(context) if context else {}
+        context = dict(given) if given else {}
         pieces, size = quiver_wal.encode_pieces(batch, signal, context, config.wal_codec, form)
         length = sum(map(len, pieces))
         need = max(length, size) + FRAME_OVERHEAD_BYTES
@@ -305,6 +318,7 @@ class Quiver:
             await self._admit_to_wal(length + FRAME_OVERHEAD_BYTES)
         now_ms = self._clock.now_ms()
         payload = _Payload(signal, form.fingerprint, self._held(batch, size, pieces), context, size, now_ms)
+        self._kept_loop_bytes += length
         item = wal.append(ENTRY_TYPE, now_ms * 1_000_000, pieces, length, payload)
         item.answer = Receipt(item.sequence, now_ms)
         return item.done
