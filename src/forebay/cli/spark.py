@@ -366,3 +366,24 @@ def replay(
     for each in found:
         out.line(f"{each.topic}:{each.partition}: {each.appended:,} appended, {each.found:,} were there")
     out.line(f"{sum(each.appended for each in found):,} records appended to {target}")
+
+
+@app.command("loadtest")
+def loadtest(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of load-test runs.")],
+    local: Local = False,
+    master: Master = None,
+) -> None:
+    """Add up the ledgers of load-test runs: outcomes, throughput, latency by percentile."""
+    from forebay.spark.jobs import analyse_loadtest
+
+    with spark_of(local=local, master=master) as spark, _counting("reading ledgers") as told:
+        found = analyse_loadtest(runs, spark=spark, told=told).as_json()
+    if out.is_json():
+        out.document(found)
+        return
+    records = ", ".join(f"{count:,} {name}" for name, count in found["records"].items())
+    out.line(f"{found['requests']:,} requests in {found['ledgers']:,} ledgers; records: {records}")
+    out.line(f"{found['records_per_s']:,.0f} acknowledged records/s; {found['retried']:,} requests retried")
+    waits = [f"{name} {wait:.1f}" for name, wait in found["latency_ms"].items() if wait is not None]
+    out.line(f"latency, ms: {', '.join(waits)}")

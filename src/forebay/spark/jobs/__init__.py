@@ -1,7 +1,8 @@
-"""Work of one machine, spread over many: compaction, vacuum, verification and replay on Spark."""
+"""Work of one machine, spread over many: compaction, vacuum, verification, replay and load-test analysis."""
 
 from forebay.spark.export._spread import spread
 from forebay.spark.jobs._compact import CompactedPartition, compact
+from forebay.spark.jobs._loadtest import LoadtestReport, analyse_loadtest
 from forebay.spark.jobs._place import Place
 from forebay.spark.jobs._replay import ReplayedPartition, replay
 from forebay.spark.jobs._vacuum import vacuum
@@ -9,8 +10,10 @@ from forebay.spark.jobs._verify import verify
 
 __all__ = [
     "CompactedPartition",
+    "LoadtestReport",
     "Place",
     "ReplayedPartition",
+    "analyse_loadtest",
     "compact",
     "replay",
     "spread",
