@@ -18,6 +18,7 @@ from benchmarks.figures import (  # noqa: I001 - the order of the table: promise
     quiver,
     quiver_scale,
     dataflow,
+    spark_export,
     simulation,
     local_files,
     buckets,
@@ -48,6 +49,7 @@ __all__ = [
     "quiver",
     "quiver_scale",
     "simulation",
+    "spark_export",
     "stream",
     "suite",
 ]
