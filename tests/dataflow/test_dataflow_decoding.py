@@ -1,0 +1,96 @@
+"""Requests are understood or refused, whatever the bytes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tests.dataflow.otlp_kit import logs, traces
+
+from forebay.dataflow._otlp_json import message_from_json
+from forebay.dataflow._signals import SIGNALS, count_items
+from forebay.errors import FormatError, LimitExceeded
+
+
+@given(st.sampled_from(sorted(SIGNALS)), st.binary(max_size=200))
+def test_any_bytes_are_counted_or_refused(signal: str, data: bytes) -> None:
+    with suppress(FormatError, LimitExceeded):
+        assert count_items(SIGNALS[signal], data) >= 0
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["resourceSpans", "scopeSpans", "spans", "traceId", "links", "name", "attributes", "resourceLogs",
+             "scopeLogs", "logRecords", "body", "stringValue", "metrics", "sum", "dataPoints"]
+        ),
+        inner, max_size=4,
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(st.sampled_from(sorted(SIGNALS)), JSON_VALUES)
+def test_any_json_is_understood_or_refused(signal: str, value: Any) -> None:
+    try:
+        message = message_from_json(SIGNALS[signal], json.dumps(value).encode())
+    except FormatError:
+        return
+    assert count_items(SIGNALS[signal], message.SerializeToString()) >= 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"\xff", b"[" * 100_000, b'{"resourceSpans":' * 5_000, b"1" * 10_000, b'{"a":"\\ud800"}'],
+)
+def test_hostile_json_is_refused(data: bytes) -> None:
+    if data == b'{"a":"\\ud800"}':
+        data = b'{"resourceSpans":[{"schemaUrl":"\\ud800"}]}'
+    with pytest.raises(FormatError):
+        message_from_json(SIGNALS["traces"], data)
+
+
+@given(st.lists(st.text(max_size=20), max_size=5))
+def test_json_and_protobuf_mean_the_same(names: list[str]) -> None:
+    message = ExportTraceServiceRequest.FromString(traces(*names))
+    document = json_format.MessageToDict(message)
+    for resource in document.get("resourceSpans", []):
+        for scope in resource.get("scopeSpans", []):
+            for span in scope.get("spans", []):
+                span.update(traceId="01" * 16, spanId="02" * 8)
+    assert message_from_json(SIGNALS["traces"], json.dumps(document).encode()) == message
+
+
+def test_nested_values_end_at_a_depth() -> None:
+    value = b""
+    for _ in range(200):
+        inner = b"\x0a" + _varint(len(value)) + value
+        value = b"\x2a" + _varint(len(inner)) + inner
+    body = b"\x2a" + _varint(len(value)) + value
+    for tag in (b"\x12", b"\x12", b"\x0a"):
+        body = tag + _varint(len(body)) + body
+    with pytest.raises(FormatError):
+        count_items(SIGNALS["logs"], body)
+
+
+def _varint(number: int) -> bytes:
+    out = b""
+    while number > 127:
+        out += bytes([number & 127 | 128])
+        number >>= 7
+    return out + bytes([number])
+
+
+def test_many_items_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.dataflow._signals.REQUEST_ITEMS_MAX", 3)
+    assert count_items(SIGNALS["logs"], logs("a", "b", "c")) == 3
+    with pytest.raises(LimitExceeded):
+        count_items(SIGNALS["logs"], logs("a", "b", "c", "d"))
