@@ -285,6 +285,17 @@ def test_rounds_with_equally_many_bad_records_are_not_taken_for_repetitions(bed:
     assert [row["value"] for row in bed.read_topic("dead")] == [b"bad-%d" % number for number in range(4)]
 
 
+def test_many_bad_records_are_appended_piece_by_piece_in_order(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.spark.export._dead.APPEND_RECORDS_MAX", 3)
+    monkeypatch.setattr("forebay.spark.export._dead.ATTEMPTS_MAX", 2)
+    bed.fill(1)
+    bed.send([b"bad-%02d" % number for number in range(20)])
+    export(bed.config(dead_letter="topic:dead"))
+    assert [row["value"] for row in bed.read_topic("dead")] == [b"bad-%02d" % number for number in range(20)]
+
+
 def test_too_many_bad_records_are_a_wrong_format(bed: Bed) -> None:
     bed.fill(1)
     bed.send([b"x" * 1000] * 100)

@@ -43,7 +43,7 @@ __all__ = ["DeadLetters", "lane_of", "open_dead_letters"]
 APPEND_RECORDS_MAX: Final = 5_000
 """Bad records of one append to a topic."""
 ATTEMPTS_MAX: Final = 50
-"""Appends of one batch of bad records against other exporters."""
+"""Appends of one lane's bad records that other exporters may beat before the round is given up."""
 
 
 class DeadLetters(Protocol):
@@ -173,7 +173,8 @@ class _DeadTopic:
         ends = await self._reader.offsets(self._topic, partition)
         position = max(self._handle.position(f"dead-offset:{lane}") or 0, ends.earliest)
         sequence = self._handle.position(f"dead-sequence:{lane}") or 0
-        for _ in range(ATTEMPTS_MAX):
+        refused = 0
+        while refused < ATTEMPTS_MAX:
             position, highest = await self._kept(partition, position, lane)
             if highest is not None:
                 rows = rows.filter(pc.greater(rows.column("offset"), highest))
@@ -183,8 +184,10 @@ class _DeadTopic:
             [result] = await self._writer.append_shared([group])
             if isinstance(result.error, OutOfSequence):
                 sequence = result.error.expected
+                refused += 1
                 continue
-            result.unwrap()
+            # One that was taken for a repetition is settled by the next look, like any other.
+            refused += result.unwrap().duplicate
             sequence += 1
         else:
             raise NotDone(f"{self._topic}: other exporters were always first", hint="run the export again")
