@@ -153,7 +153,7 @@ def test_package_says_that_it_is_typed() -> None:
     package = Path(forebay.__path__[0])
     assert (package / "py.typed").is_file()
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel == {"packages": ["src/forebay"]}
+    assert wheel == {"packages": ["src/forebay", "src/pyspark_forebay"]}
 
 
 def test_installed_command_is_the_documented_one() -> None:
