@@ -95,9 +95,9 @@ async def _runs(*batches: FetchedBatch) -> list[list[FetchedBatch]]:
 
 
 async def test_small_batches_are_fused_and_large_ones_are_cut() -> None:
-    small = [fetched(1 + 100 * number, [b"x"] * 100) for number in range(50)]
-    [run] = await _runs(*small)
-    assert sum(map(len, run)) == 5000
+    small = [fetched(1 + 100 * number, [b"x"] * 100) for number in range(150)]
+    first, second = await _runs(*small)
+    assert (sum(map(len, first)), sum(map(len, second))) == (10_000, 5_000)
     large = fetched(1, [b"y" * 1000] * 20_000)
     runs = await _runs(large)
     assert len(runs) > 2 and sum(len(part) for run in runs for part in run) == 20_000

@@ -50,9 +50,11 @@ LOG_SCHEMA: Final = StructType(
     ]
 )
 """Columns of a log, in the order of Spark's Kafka source."""
-BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of keys and values at which a batch is handed to Spark."""
-BATCH_BYTES_MAX: Final = 2 * BATCH_BYTES
+BATCH_ROWS: Final = 10_000
+"""Records at which a batch is handed to Spark; fewer where they are large."""
+BATCH_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of keys and values at which it is, however few records that are: fusing more would only copy."""
+BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """Largest batch, unless a single record is larger."""
 BATCH_ROWS_MAX: Final = 65_536
 """Most records of one batch."""
@@ -182,7 +184,7 @@ async def fused(batches: AsyncIterator[FetchedBatch]) -> AsyncIterator[list[Fetc
                 run, rows, size = [], 0, 0
             run.append(part)
             rows, size = rows + len(part), size + _bytes(part.batch)
-            if size >= BATCH_BYTES or rows >= BATCH_ROWS_MAX:
+            if size >= BATCH_BYTES or rows >= BATCH_ROWS:
                 yield run
                 run, rows, size = [], 0, 0
     if run:

