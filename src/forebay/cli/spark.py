@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = CommandGroup(help="Exports to tables, and jobs that leave one machine.")
+app = CommandGroup(help="Export to tables; compact, vacuum, verify and replay on Spark.")
 
 Local = Annotated[bool, typer.Option("--local", help="On threads of this process, without Spark.")]
 Master = Annotated[

@@ -49,11 +49,11 @@ def demo(
     report: Annotated[Path, typer.Option("--report", metavar="FILE", help="Where the report goes.")] = REPORT,
     local: Annotated[bool, typer.Option("--local", help="The pipeline without Spark.")] = False,
 ) -> None:
-    """Show the whole pipeline: produce, export, kill -9, resume, compact, query, prove.
+    """The whole pipeline, killed with -9 and proven record by record.
 
-    Every event that was acknowledged is looked for in the Delta tables and among the dead letters. Exit code
-    1 if a single one is missing, doubled or changed. Without Java the pipeline runs without Spark, and the
-    demo says so.
+    Produce, export, kill -9, resume, compact, query, prove. Every event that was acknowledged is looked for in
+    the Delta tables and among the dead letters. Exit code 1 if a single one is missing, doubled or changed.
+    Without Java the pipeline runs without Spark, and the demo says so.
     """
     from forebay.cli.demo.report import draw
     from forebay.cli.demo.steps import STEPS, Stage, play
