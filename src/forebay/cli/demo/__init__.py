@@ -51,8 +51,8 @@ def demo(
 ) -> None:
     """The whole pipeline, killed with -9 and proven record by record.
 
-    Produce, export, kill -9, resume, compact, query, prove. Every event that was acknowledged is looked for in
-    the Delta tables and among the dead letters. Exit code 1 if a single one is missing, doubled or changed.
+    Produce, export, kill -9, resume, compact, query, prove. Every event that was acknowledged is looked for
+    in the Delta tables and among the dead letters. Exit code 1 if one is missing, doubled or changed.
     Without Java the pipeline runs without Spark, and the demo says so.
     """
     from forebay.cli.demo.report import draw
