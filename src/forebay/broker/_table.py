@@ -6,7 +6,9 @@ from forebay.broker._admin_groups import GroupHandlers
 from forebay.broker._admin_topics import TopicHandlers
 from forebay.broker._chores import ChoreHandlers
 from forebay.broker._consume import Consume
+from forebay.broker._cost import cost_routes
 from forebay.broker._engines import Engines
+from forebay.broker._objects import object_routes
 from forebay.broker._produce import Produce
 from forebay.broker._routes import Action, Query, Route
 from forebay.broker._status import Status
@@ -22,7 +24,15 @@ _PARTITION = {"type": "integer", "minimum": 0, "maximum": 99_999}
 
 def routes(engines: Engines, status: Status) -> list[Route]:
     """The table, without the document and the console, which are made from it or lie beside it."""
-    return [*_status(status), *_records(engines), *_topics(engines), *_groups(engines), *_chores(engines)]
+    return [
+        *_status(status),
+        *_records(engines),
+        *_topics(engines),
+        *object_routes(engines),
+        *_groups(engines),
+        *_chores(engines),
+        *cost_routes(engines),
+    ]
 
 
 def _status(status: Status) -> list[Route]:

@@ -65,6 +65,7 @@ from forebay.formats.http_admin import (
     TrimView,
     UnfenceRequest,
 )
+from forebay.formats.http_inspect import CompactionUnderWay, CostAt, CostView, ObjectsView, ObjectView
 
 __all__ = [
     "ARROW",
@@ -84,6 +85,7 @@ __all__ = [
     "CompactionRun",
     "CompactionState",
     "CompactionStates",
+    "CompactionUnderWay",
     "ConsumeBatch",
     "ConsumePartition",
     "ConsumeRecord",
@@ -93,6 +95,8 @@ __all__ = [
     "ConsumeResponsePacked",
     "ConsumeResult",
     "ConsumeResultPacked",
+    "CostAt",
+    "CostView",
     "Deleted",
     "ErrorBody",
     "ErrorDetail",
@@ -104,6 +108,8 @@ __all__ = [
     "GroupPartition",
     "GroupView",
     "HealthResponse",
+    "ObjectView",
+    "ObjectsView",
     "Offset",
     "OffsetsView",
     "Partition",
@@ -167,12 +173,15 @@ class PATHS:
     """Query: offset."""
     FENCE: Final = "/topics/{topic}/partitions/{partition}/fence"
     UNFENCE: Final = "/topics/{topic}/partitions/{partition}/unfence"
+    OBJECTS: Final = "/topics/{topic}/partitions/{partition}/objects"
+    """Query: from, an offset; limit."""
     GROUPS: Final = "/groups"
     GROUP: Final = "/groups/{group}"
     GROUP_OFFSETS: Final = "/groups/{group}/offsets"
     GROUP_RESET: Final = "/groups/{group}/reset"
     COMPACTION: Final = "/compaction"
     RETENTION: Final = "/retention"
+    COST: Final = "/cost"
     CONSOLE: Final = "/console"
 
 
