@@ -158,9 +158,10 @@ def test_a_group_goes_on_where_it_stopped(pipe: Run, numbers: None) -> None:
     assert pipe(b"", *group, "-e").stdout == b"7\n8\n9\n"
 
 
-def test_a_reader_that_goes_away_ends_the_command_silently(numbers: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [10, 100_000], ids=["while it waits", "while it writes"])
+def test_a_reader_that_goes_away_ends_the_command_silently(numbers: None, tmp_path: Path, size: int) -> None:
     consuming = subprocess.Popen(
-        command("consume", "numbers", "--data", "data", "-f", "%s" + "x" * 100_000 + "\\n"),
+        command("consume", "numbers", "--data", "data", "-f", "%s" + "x" * size + "\\n"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=tmp_path,
@@ -173,7 +174,7 @@ def test_a_reader_that_goes_away_ends_the_command_silently(numbers: None, tmp_pa
     assert consuming.returncode == 141
 
 
-def test_an_interrupted_consumer_says_so_and_ends_with_130(numbers: None, tmp_path: Path) -> None:
+def test_an_interrupted_consumer_ends_with_130_and_without_a_traceback(numbers: None, tmp_path: Path) -> None:
     consuming = subprocess.Popen(
         command("consume", "numbers", "--data", "data"),
         stdout=subprocess.PIPE,
@@ -185,7 +186,7 @@ def test_an_interrupted_consumer_says_so_and_ends_with_130(numbers: None, tmp_pa
         for _ in range(9):
             consuming.stdout.readline()
         os.kill(consuming.pid, signal.SIGINT)
-        assert consuming.stderr.read() == b"error: interrupted\n"
+        assert b"Traceback" not in consuming.stderr.read()
     assert consuming.returncode == 130
 
 

@@ -8,11 +8,13 @@ committed after their records were written and flushed: at least once.
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -133,7 +135,35 @@ async def run(choice: DoorChoice, wanted: Wanted) -> None:
             ends: dict[int, int] = {}
         else:
             follower, ends = await _follow(door, wanted)
-        await _Loop(door, wanted, follower, ends).run()
+        await _while_read(_Loop(door, wanted, follower, ends).run())
+
+
+async def _while_read(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; raises `BrokenPipeError` as soon as nobody reads stdout any more.
+
+    A write would notice, but whoever waits at the end of a log does not write.
+    """
+    loop = asyncio.get_running_loop()
+    gone = loop.create_future()
+    working = loop.create_task(work)
+    try:
+        descriptor = sys.stdout.fileno()
+        watched = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        if watched:
+            # The write end of a pipe becomes readable when its last reader has gone.
+            loop.add_reader(descriptor, gone.cancel)
+    except (OSError, ValueError):
+        watched = False  # Not a file at all, as in tests.
+    try:
+        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise BrokenPipeError
+        await working
+    finally:
+        if watched:
+            loop.remove_reader(descriptor)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
 async def _follow(door: Door, wanted: Wanted) -> tuple[Follower, dict[int, int]]:
