@@ -51,6 +51,7 @@ __all__ = [
     "decode_index",
     "decode_trailer",
     "encode",
+    "encode_tail",
     "object_bytes",
 ]
 
@@ -128,9 +129,30 @@ def encode(
     `index` are the records of the segment's index file for exactly these chunks; their positions are those in
     the segment file.
     """
+    tail = encode_tail(
+        len(data),
+        index,
+        next_offset=next_offset,
+        sequence=sequence,
+        chunks_before=chunks_before,
+        segment_position=segment_position,
+    )
+    return b"".join((SEGMENT_HEADER, data, tail))
+
+
+def encode_tail(
+    data_bytes: int,
+    index: npt.NDArray[Any],
+    *,
+    next_offset: int,
+    sequence: int,
+    chunks_before: int,
+    segment_position: int,
+) -> bytes:
+    """Everything behind the chunks, for whoever has these in place already and wants no copy of them."""
     if len(index) == 0:
         raise UsageError("a fragment holds at least one chunk", hint="wait for one")
-    size = object_bytes(len(data), len(index))
+    size = object_bytes(data_bytes, len(index))
     if size > FRAGMENT_BYTES_MAX:
         raise LimitExceeded(
             "FRAGMENT_BYTES_MAX", limit=FRAGMENT_BYTES_MAX, actual=size, hint="cut smaller fragments"
@@ -146,15 +168,15 @@ def encode(
         last_timestamp=int(index["timestamp"][-1]),
         # 16 bits are few for a segment cut chunk by chunk; the number informs people and decides nothing.
         sequence=min(sequence, 0xFFFF),
-        data_bytes=len(data),
+        data_bytes=data_bytes,
         chunks_before=chunks_before,
         segment_position=segment_position,
-        index_at=2 * FILE_HEADER_BYTES + len(data),
+        index_at=2 * FILE_HEADER_BYTES + data_bytes,
         index_bytes=len(records) * INDEX_RECORD_BYTES,
     )
     _check_trailer(trailer, size)
     check_index(records, trailer)
-    return b"".join((SEGMENT_HEADER, data, INDEX_HEADER, records.tobytes(), _TRAILER.pack(*trailer)))
+    return b"".join((INDEX_HEADER, records.tobytes(), _TRAILER.pack(*trailer)))
 
 
 def decode_trailer(tail: Bytes, size: int) -> Trailer:

@@ -4,8 +4,18 @@ from forebay.stream._cache import BlockCache
 from forebay.stream._catalog import StreamStats, find_stream, list_streams, stats_of
 from forebay.stream._collect import Collection, collect
 from forebay.stream._config import ReaderConfig, RetentionPolicy, TierConfig
-from forebay.stream._errors import Deposed, Diverged, Overtaken, RootMissing, StreamDeleted, StreamMissing
+from forebay.stream._errors import (
+    Deposed,
+    Diverged,
+    FragmentMissing,
+    OffsetOutOfRange,
+    Overtaken,
+    RootMissing,
+    StreamDeleted,
+    StreamMissing,
+)
 from forebay.stream._keys import short_name
+from forebay.stream._pressure import LagGate, LagLimits
 from forebay.stream._reader import StreamReader
 from forebay.stream._remote import RemoteTier
 from forebay.stream._restore import Restored
@@ -26,7 +36,11 @@ __all__ = [
     "Collection",
     "Deposed",
     "Diverged",
+    "FragmentMissing",
     "Lag",
+    "LagGate",
+    "LagLimits",
+    "OffsetOutOfRange",
     "Overtaken",
     "ReaderConfig",
     "RemoteTier",

@@ -58,6 +58,8 @@ class TierConfig:
     """What the remote tier may forget. Default nothing."""
     retry: RetryPolicy = field(default_factory=_patient)
     """How failed requests are repeated."""
+    request_timeout_ms: int = 45_000
+    """Milliseconds that one attempt of a request may take before it is given up and repeated. At least 1."""
     lag_bytes_alarm: int = 4 * 1024**3
     """Bytes not yet uploaded from which on the tier reports itself as degraded. At least 1."""
     lag_ms_alarm: int = 300_000
@@ -69,6 +71,7 @@ class TierConfig:
             and 2 <= self.branching <= 65_536
             and 1 <= self.uploads_max <= 64
             and min(self.changes_max, self.poll_interval_ms, self.lag_bytes_alarm, self.lag_ms_alarm) >= 1
+            and self.request_timeout_ms >= 1
             and min(self.fragment_age_ms, self.root_interval_ms) >= 0
         ):
             raise UsageError(f"not a usable configuration: {self}", hint="see the range under each field")
@@ -87,6 +90,9 @@ class ReaderConfig:
     """Whether the checksum of every chunk is compared. Default yes."""
     poll_interval_ms: int = 500
     """Milliseconds between two looks for new data at the end of the stream. At least 1."""
+    request_timeout_ms: int = 10_000
+    """Milliseconds that one attempt of a request may take before it is given up and repeated. At least 1.
+    A reader has its chunk, or an error, within this and the deadline of `retry`."""
     retry: RetryPolicy = field(default_factory=_patient)
     """How failed requests are repeated."""
 
@@ -94,6 +100,6 @@ class ReaderConfig:
         if (
             not 4096 <= self.block_bytes <= 64 * 1024 * 1024
             or self.ahead_bytes < 0
-            or self.poll_interval_ms < 1
+            or min(self.poll_interval_ms, self.request_timeout_ms) < 1
         ):
             raise UsageError(f"not a usable configuration: {self}", hint="see the range under each field")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forebay.formats import Corrupt, osiris_chunk, stream_fragment
+from forebay.formats.osiris_file import SEGMENT_HEADER
 from forebay.stream._local import LocalLog, Segment
 from forebay.stream._manifest import FragmentInfo
 
@@ -53,24 +54,33 @@ class Cut:
         end = int(records["position"][self.stop]) if self.stop < len(records) else self.segment.end
         return int(records["position"][self.start]), end
 
-    def body(self) -> bytes:
-        """The finished object. Every chunk is checked on the way: damage stays on this side of the bucket."""
+    def body(self) -> bytearray:
+        """The finished object, read from the segment file into its place: no second copy is ever made.
+
+        Every chunk is checked on the way: damage stays on this side of the bucket.
+        """
         begin, end = self._span()
-        data = self.segment.read(begin, end - begin)
+        count = self.stop - self.start
+        body = bytearray(stream_fragment.object_bytes(end - begin, count))
+        body[: stream_fragment.DATA_AT] = SEGMENT_HEADER
+        behind = stream_fragment.DATA_AT + end - begin
+        data = memoryview(body)[stream_fragment.DATA_AT : behind]
+        self.segment.read_into(data, begin)
         records = self.segment.records[self.start : self.stop]
         walk = osiris_chunk.walk(data)
         if walk.end != len(data) or (walk.headers["chunk_id"] != records["chunk_id"]).any():
             raise Corrupt(self.segment.path.name, begin, "chunks and index disagree")
         for position in walk.positions.tolist():
             osiris_chunk.decode(data, position)
-        return stream_fragment.encode(
-            data,
+        body[behind:] = stream_fragment.encode_tail(
+            end - begin,
             records,
             next_offset=self.next_offset,
             sequence=self.sequence,
             chunks_before=self.start,
             segment_position=begin,
         )
+        return body
 
 
 def cuts(

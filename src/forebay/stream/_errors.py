@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from forebay.errors import ForebayError, NotDone, NotFound, Unavailable
 
-__all__ = ["Deposed", "Diverged", "Overtaken", "RootMissing", "StreamDeleted", "StreamMissing"]
+__all__ = [
+    "Deposed",
+    "Diverged",
+    "FragmentMissing",
+    "OffsetOutOfRange",
+    "Overtaken",
+    "RootMissing",
+    "StreamDeleted",
+    "StreamMissing",
+]
 
 
 class StreamMissing(NotFound):
@@ -61,6 +70,33 @@ class RootMissing(Unavailable):
         )
         self.stream = stream
         self.key = key
+
+
+class FragmentMissing(Unavailable):
+    """A fragment that the current root names cannot be found: an error, never the end of a stream."""
+
+    def __init__(self, stream: str, *, offset: int) -> None:
+        super().__init__(
+            f"stream {stream!r}: the fragment with offset {offset} is named and not there",
+            hint="try again; if it stays, forebay stream verify tells what is left",
+        )
+        self.stream = stream
+        self.offset = offset
+
+
+class OffsetOutOfRange(ForebayError):
+    """An absolute offset that the stream does not hold: below `first_offset`, or not written yet."""
+
+    def __init__(self, stream: str, *, offset: int, first_offset: int, next_offset: int) -> None:
+        super().__init__(
+            f"stream {stream!r} holds offsets {first_offset} to {next_offset}, not {offset}",
+            hint="offset:N attaches to what is there instead",
+        )
+        self.stream = stream
+        self.offset = offset
+        self.first_offset = first_offset
+        self.next_offset = next_offset
+        """Behind the last one."""
 
 
 class Overtaken(ForebayError):

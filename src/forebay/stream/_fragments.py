@@ -123,7 +123,7 @@ class FragmentStore:
             found.append(FragmentInfo.from_trailer(trailer))
             offset = trailer.next_offset
 
-    async def put(self, body: bytes, local: LocalIdentity) -> FragmentInfo:
+    async def put(self, body: fmt.Bytes, local: LocalIdentity) -> FragmentInfo:
         """Store a fragment, or adopt the one that is there; what the manifest should hold of it."""
         own = fmt.decode_trailer(body[-fmt.TRAILER_BYTES :], len(body))
         key = self._keys.fragment(own.first_offset)
@@ -141,7 +141,7 @@ class FragmentStore:
 
         return await self._calls.again(attempt)
 
-    async def _adopt(self, own: Trailer, body: bytes, local: LocalIdentity) -> FragmentInfo:
+    async def _adopt(self, own: Trailer, body: fmt.Bytes, local: LocalIdentity) -> FragmentInfo:
         there = await self.tail(own.first_offset)
         identity = local(there.last.chunk_id)
         if identity is None and there.trailer.next_offset > own.next_offset:
@@ -154,7 +154,7 @@ class FragmentStore:
             )
         return there.info
 
-    async def _identity_inside(self, own: Trailer, body: bytes, there: Tail) -> Identity | None:
+    async def _identity_inside(self, own: Trailer, body: fmt.Bytes, there: Tail) -> Identity | None:
         """Where the bucket is ahead of the local log: is our last chunk in what it has?"""
         position = fmt.decode(body).chunks["position"][-1]
         last = osiris_chunk.decode_header(body, int(position))

@@ -62,12 +62,21 @@ class Segment:
         """Bytes of the segment file. Raises `FileNotFoundError`, or `Corrupt` where it has become shorter."""
         with _opened(self.path) as file:
             data = os.pread(file, length, start)
-            while len(data) < length:
-                more = os.pread(file, length - len(data), start + len(data))
-                if not more:
-                    raise Corrupt(str(self.path.name), start + len(data), "the segment ends in a chunk")
-                data += more
+        if len(data) < length:
+            rest = bytearray(length - len(data))
+            self.read_into(memoryview(rest), start + len(data))
+            data += rest
         return data
+
+    def read_into(self, target: memoryview, start: int) -> None:
+        """Fill `target` from the segment file. Raises as `read` does."""
+        done = 0
+        with _opened(self.path) as file:
+            while done < len(target):
+                more = os.preadv(file, [target[done:]], start + done)
+                if not more:
+                    raise Corrupt(str(self.path.name), start + done, "the segment ends in a chunk")
+                done += more
 
     def header(self, number: int) -> ChunkHeader:
         """The header of one of its chunks."""

@@ -8,6 +8,7 @@ stream.requests_repeated{stream}     requests to the store that were tried again
 stream.lag_bytes{stream}             bytes of chunks that no root holds yet
 stream.lag_records{stream}           offsets that no root holds yet
 stream.lag_seconds{stream}           age of the oldest chunk that no root holds yet
+stream.lag_alarm{stream}             1 while a lag is above its bound, else 0
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class TierMetrics:
             "bytes": ("stream.lag_bytes", "Bytes of chunks that no root holds yet"),
             "records": ("stream.lag_records", "Offsets that no root holds yet"),
             "seconds": ("stream.lag_seconds", "Age of the oldest chunk that no root holds yet"),
+            "alarm": ("stream.lag_alarm", "1 while a lag is above its bound, else 0"),
         }
         self._lags = {
             name: registry.gauge(title, text, _LABELS).labels(stream) for name, (title, text) in lags.items()
@@ -66,3 +68,4 @@ class TierMetrics:
         self._lags["bytes"].set(lag.bytes)
         self._lags["records"].set(lag.records)
         self._lags["seconds"].set(lag.age_ms / 1000)
+        self._lags["alarm"].set(1 if lag.alarms(tier.config) else 0)

@@ -95,7 +95,7 @@ def decode_head(data: bytes, what: str) -> Head:
 async def read_current(calls: Calls, keys: StreamKeys) -> Held | None:
     """The record or its copy, from the bucket."""
     try:
-        found = await calls.again(lambda: calls.store.get(keys.current))
+        found = await calls.look(lambda: calls.store.get(keys.current))
     except NotFound:
         return None
     return Held(decode_head(found.data, keys.current), found.version)
@@ -180,7 +180,7 @@ class CoordinatorPointer(Pointer):
 
     async def read(self) -> Held | None:
         """The record, by a read that sees every swap that finished before it."""
-        record = await self._calls.again(lambda: self._coordinator.get(self._key))
+        record = await self._calls.look(lambda: self._coordinator.get(self._key))
         return None if record is None else Held(decode_head(record.value, self._key), record.version)
 
     async def _write(self, head: Head, expected: Held | None) -> str | int:

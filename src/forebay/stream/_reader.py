@@ -31,7 +31,7 @@ from forebay.storage import ObjectStore
 from forebay.stream._cache import BlockCache, shared_cache
 from forebay.stream._calls import Calls
 from forebay.stream._config import ReaderConfig
-from forebay.stream._errors import Overtaken, StreamMissing
+from forebay.stream._errors import FragmentMissing, OffsetOutOfRange, Overtaken, StreamMissing
 from forebay.stream._local import LocalLog, Segment
 from forebay.stream._spec import Spec
 from forebay.stream._view import RemoteView
@@ -63,7 +63,13 @@ class StreamReader:
         self.config = config or ReaderConfig()
         self._clock = clock
         self._local = None if local is None else LocalLog(local)
-        calls = Calls(store, clock=clock, randomness=randomness, policy=self.config.retry)
+        calls = Calls(
+            store,
+            clock=clock,
+            randomness=randomness,
+            policy=self.config.retry,
+            timeout_ms=self.config.request_timeout_ms,
+        )
         self.remote = RemoteView(
             stream,
             calls,
@@ -121,6 +127,11 @@ class StreamReader:
 
     async def _attach(self, spec: Spec) -> int:
         firsts = self._firsts()
+        if spec.kind == "abs" and (not firsts or not min(firsts) <= spec.value < self.next_offset):
+            first = min(firsts, default=self.next_offset)
+            raise OffsetOutOfRange(
+                self.stream, offset=spec.value, first_offset=first, next_offset=self.next_offset
+            )
         if not firsts or spec.kind == "next":
             return self.next_offset
         if spec.kind == "last":
@@ -183,25 +194,39 @@ class StreamReader:
         """
         place = spec if isinstance(spec, int) else await self.attach(spec)
         looked = isinstance(spec, Spec)
+        looks = 0
         while True:
-            moved = False
-            async for header, chunk in self._stretch(place, matcher):
-                if header.chunk_id > place:
-                    raise Overtaken(self.stream, offset=place, resume_offset=header.chunk_id)
-                place = header.next_id
-                moved = True
-                if chunk is not None and header.type == osiris_chunk.USER:
-                    yield chunk
+            moved = gone = False
+            try:
+                async for header, chunk in self._stretch(place, matcher):
+                    if header.chunk_id > place:
+                        raise Overtaken(self.stream, offset=place, resume_offset=header.chunk_id)
+                    place = header.next_id
+                    moved = True
+                    if chunk is not None and header.type == osiris_chunk.USER:
+                        yield chunk
+            except NotFound:
+                # The root was old: read it again, and tell if the place itself is gone.
+                self.remote.held, gone = None, True
             if moved:
-                looked = False
+                looked, looks = False, 0
                 continue
-            if looked:
+            if gone and looked:
+                looks += 1
+                await self._wait_for_missing(place, looks)
+            elif looked:
                 if not follow:
                     return
                 await self._clock.sleep(self.config.poll_interval_ms / 1000)
             await self.refresh()
             self._check_overtaken(place)
             looked = True
+
+    async def _wait_for_missing(self, place: int, looks: int) -> None:
+        """An object is not found, and the newest root names it still: that is no end of the stream."""
+        if looks >= LOOKS_MAX:
+            raise FragmentMissing(self.stream, offset=place)
+        await self._clock.sleep(self.config.retry.wait_s(looks, self.remote.calls.random))
 
     def _check_overtaken(self, place: int) -> None:
         later = [first for first in self._firsts() if first > place]
@@ -229,16 +254,11 @@ class StreamReader:
         if manifest.empty or not manifest.first_offset <= place < manifest.next_offset:
             return
         local_first = None if self._local is None or self._local.empty else self._local.first_offset
-        try:
-            async for found in self.remote.chunks(place, matcher):
-                header, chunk = (found, None) if isinstance(found, ChunkHeader) else (found.header, found)
-                yield header, chunk
-                if local_first is not None and header.next_id >= local_first:
-                    return
-        except NotFound:
-            # The root was old. Its owner reads it again, and is told if the place itself is gone.
-            self.remote.held = None
-            return
+        async for found in self.remote.chunks(place, matcher):
+            header, chunk = (found, None) if isinstance(found, ChunkHeader) else (found.header, found)
+            yield header, chunk
+            if local_first is not None and header.next_id >= local_first:
+                return
 
     def _local_chunks(
         self, segment: Segment, place: int, matcher: Matcher | None

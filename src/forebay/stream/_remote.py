@@ -67,7 +67,13 @@ class RemoteTier:
     ) -> None:
         self.keys = StreamKeys(stream)
         self.epoch = epoch
-        self.calls = Calls(store, clock=clock, randomness=randomness, policy=config.retry)
+        self.calls = Calls(
+            store,
+            clock=clock,
+            randomness=randomness,
+            policy=config.retry,
+            timeout_ms=config.request_timeout_ms,
+        )
         self.fragments = FragmentStore(self.calls, self.keys)
         self.nodes = NodeStore(self.calls, self.keys)
         self.pointer: Pointer = (

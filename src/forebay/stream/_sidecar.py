@@ -5,11 +5,14 @@ directory per stream. Streams that appear later are taken up, those that vanish 
 bucket is removed because a directory is gone.
 
 Each stream fails by itself: its error is kept and reported, and it is tried again after a growing wait. A
-stream that was deleted or taken over by a newer writer is left alone.
+stream that was deleted or taken over by a newer writer is left alone. Nor does one wait for another: a turn
+that takes long goes on while the others have their next ones. Memory stays bounded all the same, since all
+streams share one bound on uploads.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +49,7 @@ class _Member:
     failures: int = 0
     not_before: float = 0.0
     over: bool = False
+    turn: asyncio.Task[None] | None = None
 
 
 class Sidecar:
@@ -70,6 +74,7 @@ class Sidecar:
         self._random = randomness
         self._metrics = metrics or MetricsRegistry()
         self._members: dict[Path, _Member] = {}
+        self._room = asyncio.Semaphore(self._config.uploads_max)
 
     @property
     def tiers(self) -> list[StreamTier]:
@@ -94,8 +99,11 @@ class Sidecar:
                     clock=self._clock,
                     randomness=self._random,
                     metrics=self._metrics,
+                    room=self._room,
                 )
                 self._members[path] = _Member(tier)
+        for path in self._members.keys() - set(found):
+            _cancel(self._members.pop(path))
         self._members = {path: self._members[path] for path in found}
 
     async def run_once(self) -> None:
@@ -109,14 +117,31 @@ class Sidecar:
 
     async def follow(self, report: Callable[[Sidecar], None] | None = None) -> None:
         """Keep up with all of them until cancelled; `report` is called after every round."""
-        while True:
-            self.discover()
-            for member in self._members.values():
-                if not member.over and self._clock.monotonic() >= member.not_before:
-                    await self._turn(member, once=False)
-            if report is not None:
-                report(self)
-            await self._clock.sleep(self._config.poll_interval_ms / 1000)
+        poll_s = self._config.poll_interval_ms / 1000
+        try:
+            while True:
+                self.discover()
+                turns = [turn for member in self._members.values() if (turn := self._begin(member))]
+                if turns:
+                    # Those that are not done by then go on beside the next round.
+                    await asyncio.wait(turns, timeout=poll_s)
+                if report is not None:
+                    report(self)
+                await self._clock.sleep(poll_s)
+        finally:
+            await self._let_go()
+
+    def _begin(self, member: _Member) -> asyncio.Task[None] | None:
+        """A turn for a stream that has none under way."""
+        under_way = member.turn is not None and not member.turn.done()
+        if under_way or member.over or self._clock.monotonic() < member.not_before:
+            return None
+        member.turn = asyncio.create_task(self._turn(member, once=False))
+        return member.turn
+
+    async def _let_go(self) -> None:
+        turns = [turn for member in self._members.values() if (turn := _cancel(member))]
+        await asyncio.gather(*turns, return_exceptions=True)
 
     async def _turn(self, member: _Member, *, once: bool) -> None:
         try:
@@ -129,3 +154,9 @@ class Sidecar:
             member.not_before = self._clock.monotonic() + wait_ms * self._random.uniform(0.5, 1) / 1000
         else:
             member.error, member.failures = None, 0
+
+
+def _cancel(member: _Member) -> asyncio.Task[None] | None:
+    if member.turn is not None:
+        member.turn.cancel()
+    return member.turn

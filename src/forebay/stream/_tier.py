@@ -13,6 +13,7 @@ An upload that finds its key taken by another cut of the same log adopts it, and
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,9 +32,12 @@ from forebay.stream._local import LocalLog
 from forebay.stream._lookup import Lookup
 from forebay.stream._manifest import FragmentInfo
 from forebay.stream._metrics import TierMetrics
+from forebay.stream._pressure import LagGate
 from forebay.stream._remote import RemoteTier
 
 __all__ = ["Lag", "StreamTier", "TierProgress"]
+
+_log = logging.getLogger(__name__)
 
 RESOLVES_MAX = 20
 """How often in a row a writer may lose the race for the root before it gives up and says so."""
@@ -47,6 +51,15 @@ class Lag:
     records: int
     age_ms: int
     """Age of the oldest chunk that is not in a root, in milliseconds. 0 where there is none."""
+
+    def alarms(self, config: TierConfig) -> list[str]:
+        """What is above the bounds of a configuration, in words; empty where nothing is."""
+        found = []
+        if self.bytes >= config.lag_bytes_alarm:
+            found.append(f"{self.bytes:,} bytes are not in the bucket yet")
+        if self.age_ms >= config.lag_ms_alarm:
+            found.append(f"the oldest chunk that is not in the bucket yet is {self.age_ms // 1000} s old")
+        return found
 
 
 @dataclass(slots=True)
@@ -67,7 +80,8 @@ class StreamTier:
 
     `epoch` is that of the writer; without one it is the epoch of the log's last chunk. `committed` gives the
     commit offset where the writer is at hand; a broker's files do not tell it, and on one node all that is
-    written counts.
+    written counts. `gate` is the one that the writer asks; `room` bounds the uploads of several tiers
+    together.
     """
 
     def __init__(  # noqa: PLR0913 - parts that are handed in, each by its name
@@ -83,6 +97,8 @@ class StreamTier:
         clock: Clock,
         randomness: random.Random,
         metrics: MetricsRegistry | None = None,
+        gate: LagGate | None = None,
+        room: asyncio.Semaphore | None = None,
     ) -> None:
         self.config = config or TierConfig()
         self.log = LocalLog(path, committed)
@@ -104,6 +120,9 @@ class StreamTier:
         self._changed_at: float | None = None
         self._error: Exception | None = None
         self._metrics = TierMetrics(metrics, self.stream)
+        self._gate = gate
+        self._room = room or asyncio.Semaphore(self.config.uploads_max)
+        self._alarmed = False
 
     @property
     def stream(self) -> str:
@@ -120,11 +139,7 @@ class StreamTier:
     def health(self) -> Health:
         """Degraded where it lags too far behind or the last try failed; failed where only people can help."""
         lag = self.lag()
-        reasons = []
-        if lag.bytes >= self.config.lag_bytes_alarm:
-            reasons.append(f"{lag.bytes:,} bytes are not in the bucket yet")
-        if lag.age_ms >= self.config.lag_ms_alarm:
-            reasons.append(f"the oldest chunk that is not in the bucket yet is {lag.age_ms // 1000} s old")
+        reasons = lag.alarms(self.config)
         if self._error is not None:
             reasons.append(str(self._error))
         status = HealthStatus.DEGRADED if reasons else HealthStatus.HEALTHY
@@ -170,8 +185,21 @@ class StreamTier:
                 raise
             else:
                 self._error = None
-                self._metrics.update(self)
                 return
+            finally:
+                self._tell_lag()
+
+    def _tell_lag(self) -> None:
+        """To metrics, gate and log, also after a failure: that is when it matters."""
+        if self._gate is not None:
+            self._gate.tiered(self.remote.persisted.next_offset)
+        self._metrics.update(self)
+        alarms = self.lag().alarms(self.config)
+        if alarms and not self._alarmed:
+            _log.warning("stream %s lags behind: %s", self.stream, "; ".join(alarms))
+        elif self._alarmed and not alarms:
+            _log.info("stream %s has caught up", self.stream)
+        self._alarmed = bool(alarms)
 
     async def _all_of_it(self) -> None:
         await self._upload(None)
@@ -200,6 +228,8 @@ class StreamTier:
     async def _persist(self) -> None:
         if await self.remote.persist():
             self.progress.roots += 1
+            if self._gate is not None:
+                self._gate.tiered(self.remote.persisted.next_offset)
         # Fragments that came while the root was written wait from now on, not for ever.
         self._changed_at = self._clock.monotonic() if self.remote.pending else None
 
@@ -314,10 +344,9 @@ class StreamTier:
 
     async def _upload_batch(self, batch: Sequence[Cut]) -> None:
         """Upload in parallel and apply in order; where an adopted fragment ends elsewhere, stop there."""
-        room = asyncio.Semaphore(self.config.uploads_max)
 
         async def one(cut: Cut) -> FragmentInfo:
-            async with room:
+            async with self._room:
                 return await self.remote.fragments.put(cut.body(), self.log.identity)
 
         tasks = [asyncio.create_task(one(cut)) for cut in batch]

@@ -32,6 +32,7 @@ from forebay.formats.osiris_tracking import OFFSET, SEQUENCE, Track
 from forebay.kit.clock import Clock
 from forebay.stream._config import RetentionPolicy
 from forebay.stream._local import LocalLog
+from forebay.stream._pressure import LagGate
 from forebay.stream._recovery import recover
 from forebay.stream._tracking import Tracking
 
@@ -69,15 +70,28 @@ class Appended:
 
 
 class StreamWriter:
-    """The one writer of a local log."""
+    """The one writer of a local log.
 
-    def __init__(self, path: Path, *, epoch: int, clock: Clock, config: WriterConfig | None = None) -> None:
+    With a `gate` that its tier shares, an append is refused with `Backpressure` where too much is not in the
+    bucket yet; `await writer.admit()` before it also slows down on the way there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        epoch: int,
+        clock: Clock,
+        config: WriterConfig | None = None,
+        gate: LagGate | None = None,
+    ) -> None:
         if not 0 <= epoch < 1 << 63:
             raise UsageError(f"epoch {epoch}", hint="epochs count up from 0")
         self.path = path
         self.epoch = epoch
         self._config = config or WriterConfig()
         self._clock = clock
+        self._gate = gate
         path.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(path)
         self._segment = self._index = -1
@@ -106,6 +120,9 @@ class StreamWriter:
             data = last.read(0, last.end)
             for position in last.records["position"].tolist():
                 self.tracking.apply(osiris_chunk.decode(data, position))
+        for segment in segments if self._gate is not None else ():
+            assert self._gate is not None
+            self._gate.wrote(segment.next_id, segment.data_bytes, int(segment.records["timestamp"][0]))
         parsed = [osiris_file.parse_file_name(file.name) for file in self.path.iterdir()]
         firsts = [name[0] for name in parsed if name is not None]
         self._use(max(firsts, default=0), fresh=not firsts)
@@ -127,6 +144,8 @@ class StreamWriter:
         the sequence of this append: one that is not higher than the last of that name is not written again.
         """
         self._check_open()
+        if self._gate is not None:
+            self._gate.check()
         trailer = b""
         if producer is not None:
             name, sequence = producer
@@ -141,6 +160,11 @@ class StreamWriter:
         if producer is not None:
             self.tracking.sequences[producer[0]] = (appended.chunk_id, producer[1])
         return appended
+
+    async def admit(self) -> None:
+        """Wait as long as the lag of the tier asks for, or raise `Backpressure`. Without a gate at once."""
+        if self._gate is not None:
+            await self._gate.admit()
 
     def store_offsets(self, offsets: Mapping[bytes, int]) -> Appended:
         """Remember how far consumers are, in a chunk of its own."""
@@ -188,6 +212,8 @@ class StreamWriter:
         self._size += len(chunk)
         self._chunks += 1
         self.next_offset = chunk_id + records
+        if self._gate is not None:
+            self._gate.wrote(self.next_offset, len(chunk), self._timestamp)
         return Appended(chunk_id, self.next_offset)
 
     # Segments.
