@@ -84,7 +84,7 @@ class Groups:
         ]
         message = CommitRequest(offsets=entries, generation=generation)
         path = path_of(PATHS.GROUP_OFFSETS, group=group)
-        _ = await self._session.call("POST", path, GroupView, message, repeatable=True)
+        _ = await self._session.call("POST", path, CommitRequest, message, repeatable=True)
 
     async def describe(self, group: str) -> GroupView:
         """Members and lag; raises `NotFound`."""

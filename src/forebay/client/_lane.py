@@ -56,6 +56,8 @@ class Batch:
     attempts: int = 0
     lost: str = ""
     """Why the answer to an earlier attempt is missing; empty: every attempt certainly did nothing."""
+    out_of_sequence_since: float | None = None
+    """When the broker first refused its number after an answer was lost, on the monotonic clock."""
 
     @property
     def deadline(self) -> float:

@@ -55,6 +55,8 @@ PARTITION_COUNTS_TTL_S = 30.0
 """Seconds for which the number of a topic's partitions is remembered."""
 UNSEEN_FAILURES_MAX = 1_000
 """Failures remembered for `flush` and `close`, of receipts that nobody asked."""
+OUT_OF_SEQUENCE_PATIENCE_S = 10.0
+"""Seconds for which a batch whose answer was lost, and whose number is refused, is sent again."""
 
 PartitionCount = Callable[[str], Coroutine[Any, Any, int]]
 _encode = msgspec.msgpack.Encoder().encode
@@ -364,7 +366,9 @@ class Producer:
         if isinstance(error, OutcomeUnknown):
             batch.lost = error.reason or error.message
         now = self._clock.monotonic()
-        overtook = _out_of_sequence(error) and not lane.is_first(batch)
+        overtook = _out_of_sequence(error) and (
+            not lane.is_first(batch) or self._may_be_under_way(batch, now)
+        )
         if now >= batch.deadline:
             self._give_up(batch, error)
             for part in lane.expired(now):
@@ -377,6 +381,17 @@ class Producer:
             self._again(batch)
         else:
             self._give_up(batch, error)
+
+    def _may_be_under_way(self, batch: Batch, now: float) -> bool:
+        """Whether an earlier attempt may still be on its way to being durable.
+
+        The number is recognised once it is; until then the same number a second time is out of sequence.
+        """
+        if not batch.lost:
+            return False
+        if batch.out_of_sequence_since is None:
+            batch.out_of_sequence_since = now
+        return now - batch.out_of_sequence_since < OUT_OF_SEQUENCE_PATIENCE_S
 
     def _give_up(self, batch: Batch, error: ForebayError) -> None:
         batch.lane.give_up(batch)
