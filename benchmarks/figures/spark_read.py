@@ -33,7 +33,7 @@ __all__ = ["spark_read_large", "spark_read_small"]
 PARTITIONS = 4
 APPEND_BYTES = 4 * 1024 * 1024
 SMALL, SMALL_ROWS = 100, 2_000_000
-LARGE, LARGE_ROWS = 1_000, 400_000
+LARGE, LARGE_ROWS = 1_000, 1_000_000
 
 
 async def _fill(data: Path, rows: int, value_bytes: int) -> None:

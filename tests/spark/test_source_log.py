@@ -190,15 +190,15 @@ def test_trimmed_offsets_are_an_error_or_are_skipped(spark: SparkSession, tmp_pa
     assert read(spark, data, subscribe="t").count() == 5
 
 
-def test_an_empty_topic_and_a_table_over_a_topic(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_empty_topic_and_a_view_over_a_topic(spark: SparkSession, tmp_path: Path) -> None:
     data = tmp_path / "data"
     with forebay.connect(data) as bay:
         bay.topics.create("empty", partitions=5)
     assert read(spark, data, subscribe="empty").count() == 0
-    spark.sql(f"create table spark_log using forebay options (path '{data}', subscribe 'empty')")
+    fill(data, "empty", 3, [b"x", b"y"])
+    options = f"path '{data}', subscribe 'empty'"
+    spark.sql(f"create temporary view spark_log using forebay options ({options})")
     try:
-        assert spark.sql("select count(*) from spark_log").collect() == [(0,)]
-        fill(data, "empty", 3, [b"x", b"y"])
-        assert spark.sql("select sum(offset) from spark_log").collect() == [(3,)]
+        assert spark.sql("select sum(offset) from spark_log where partition = 3").collect() == [(3,)]
     finally:
-        spark.sql("drop table spark_log")
+        spark.sql("drop view spark_log")

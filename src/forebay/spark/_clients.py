@@ -4,6 +4,8 @@ Spark plans in some processes and reads in others, which it forks and uses again
 pickled or inherited. So a task carries names only, and each process keeps its clients in a module global. The
 process id is part of the name: a forked child finds nothing of its parent's.
 
+Engines are imported when they are first used: a worker that reads topics never loads the others.
+
 The event loop runs on the calling thread and only while somebody waits for it. A worker has one thread that
 matters, and handing every batch from one thread to another would cost more than decoding it; requests that
 are under way go on in the store's own threads while the loop rests.
@@ -16,16 +18,18 @@ import os
 import random
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay import aio
-from forebay.buffer import BufferConfig
-from forebay.buffer import Reader as BufferReader
 from forebay.formats.bytes_batch import Codec
 from forebay.kit.clock import SystemClock
 from forebay.log import Positions, ReaderConfig, WriterConfig
 from forebay.storage import ObjectStore, open_store
-from forebay.stream import StreamReader
+
+if TYPE_CHECKING:
+    from forebay.buffer import BufferConfig
+    from forebay.buffer import Reader as BufferReader
+    from forebay.stream import StreamReader
 
 __all__ = ["Client", "Deployment", "client"]
 
@@ -122,6 +126,8 @@ class Client:
 
     def buffer(self, config: BufferConfig) -> BufferReader:
         """A reader of a queue in this store."""
+        from forebay.buffer import Reader as BufferReader
+
         return BufferReader(config, store=self.store)
 
 
@@ -130,6 +136,8 @@ async def _opened(path: str) -> ObjectStore:
 
 
 async def _stream_reader(name: str, store: ObjectStore) -> StreamReader:
+    from forebay.stream import StreamReader
+
     return StreamReader(name, store, clock=SystemClock(), randomness=random.SystemRandom())
 
 

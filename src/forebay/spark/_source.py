@@ -3,14 +3,16 @@
 `spark.read.format("forebay").option("path", ...).option("subscribe", "orders").load()`. With the package
 installed Spark finds it by itself (see `pyspark_forebay`); `forebay.spark.session` registers it as well.
 
+What an engine or a sink needs is imported when it is asked for: Spark plans every query in new processes, and
+each pays for what it imports.
+
 There is no `pushFilters`: Spark keeps one plan per DataFrame, and a second filter on the same one would
 silently change the first. Ranges are options, columns are chosen by the schema.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -22,36 +24,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from forebay.errors import UsageError
-from forebay.spark._buffer_source import (
-    BUFFER_SCHEMA,
-    BufferBatchReader,
-    BufferOptions,
-    BufferStreamReader,
-)
 from forebay.spark._columns import LOG_SCHEMA, check_schema
 from forebay.spark._errors import with_hints
-from forebay.spark._log_sink import LogBatchWriter, LogSinkOptions, LogStreamWriter
 from forebay.spark._log_source import LogBatchReader, LogStreamReader
-from forebay.spark._options import Engine, LogOptions, Options
-from forebay.spark._stream_source import (
-    STREAM_SCHEMA,
-    StreamBatchReader,
-    StreamOptions,
-    StreamStreamReader,
-)
+from forebay.spark._options import LogOptions, Options
 
 __all__ = ["ForebaySource"]
 
-SCHEMAS: Final[Mapping[Engine, StructType]] = {
-    "log": LOG_SCHEMA,
-    "buffer": BUFFER_SCHEMA,
-    "stream": STREAM_SCHEMA,
-}
-"""Columns of every engine."""
-
 
 class ForebaySource(DataSource):
-    """Topics, queues, streams and stores of Forebay, for Spark."""
+    """Topics, queues and streams of Forebay, for Spark."""
 
     @classmethod
     def name(cls) -> str:
@@ -65,38 +47,59 @@ class ForebaySource(DataSource):
     def schema(self) -> StructType:
         """All columns of the engine."""
         with with_hints():
-            return SCHEMAS[self._options.engine]
+            engine = self._options.engine
+        if engine == "buffer":
+            from forebay.spark._buffer_source import BUFFER_SCHEMA
+
+            return BUFFER_SCHEMA
+        if engine == "stream":
+            from forebay.spark._stream_source import STREAM_SCHEMA
+
+            return STREAM_SCHEMA
+        return LOG_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
         with with_hints():
-            chosen = check_schema(schema, self.schema())
-            if self._options.engine == "buffer":
-                return BufferBatchReader(BufferOptions.parse(self._options, streaming=False), chosen)
-            if self._options.engine == "stream":
-                return StreamBatchReader(StreamOptions.parse(self._options, streaming=False), chosen)
-            return LogBatchReader(LogOptions.parse(self._options, streaming=False), chosen)
+            options, chosen = self._options, check_schema(schema, self.schema())
+            if options.engine == "buffer":
+                from forebay.spark._buffer_source import BufferBatchReader, BufferOptions
+
+                return BufferBatchReader(BufferOptions.parse(options, streaming=False), chosen)
+            if options.engine == "stream":
+                from forebay.spark._stream_source import StreamBatchReader, StreamOptions
+
+                return StreamBatchReader(StreamOptions.parse(options, streaming=False), chosen)
+            return LogBatchReader(LogOptions.parse(options, streaming=False), chosen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """For `spark.readStream`."""
         with with_hints():
-            chosen = check_schema(schema, self.schema())
-            if self._options.engine == "buffer":
-                return BufferStreamReader(BufferOptions.parse(self._options, streaming=True), chosen)
-            if self._options.engine == "stream":
-                return StreamStreamReader(StreamOptions.parse(self._options, streaming=True), chosen)
-            return LogStreamReader(LogOptions.parse(self._options, streaming=True), chosen)
+            options, chosen = self._options, check_schema(schema, self.schema())
+            if options.engine == "buffer":
+                from forebay.spark._buffer_source import BufferOptions, BufferStreamReader
+
+                return BufferStreamReader(BufferOptions.parse(options, streaming=True), chosen)
+            if options.engine == "stream":
+                from forebay.spark._stream_source import StreamOptions, StreamStreamReader
+
+                return StreamStreamReader(StreamOptions.parse(options, streaming=True), chosen)
+            return LogStreamReader(LogOptions.parse(options, streaming=True), chosen)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For `df.write`."""
         with with_hints():
             _check_append(overwrite, self._options)
+            from forebay.spark._log_sink import LogBatchWriter, LogSinkOptions
+
             return LogBatchWriter(LogSinkOptions.parse(self._options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """For `df.writeStream`."""
         with with_hints():
             _check_append(overwrite, self._options)
+            from forebay.spark._log_sink import LogSinkOptions, LogStreamWriter
+
             return LogStreamWriter(LogSinkOptions.parse(self._options, schema))
 
 
