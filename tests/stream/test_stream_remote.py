@@ -182,8 +182,8 @@ async def test_another_cut_of_the_same_log_is_adopted_and_not_overwritten(tmp_pa
     write_log(tmp_path, 20)
     store = MemoryStore()
     await tier_of(tmp_path, store, config={"fragment_bytes": 1}).run_once()
-    # The record is lost, the fragments are not; the other writer cuts elsewhere.
-    for key in [KEYS.current, *await keys_of(store, ".manifest")]:
+    # The record and the first fragment are lost, the others are not; the other writer cuts elsewhere.
+    for key in [KEYS.current, KEYS.fragment(0), *await keys_of(store, ".manifest")]:
         await store.delete([key])
     before = {key: (await store.get(key)).version for key in await keys_of(store, ".fragment")}
     other = tier_of(tmp_path, store, config={"fragment_bytes": 300})

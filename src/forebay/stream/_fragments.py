@@ -112,6 +112,19 @@ class FragmentStore:
             raise Corrupt(key, size, f"{size} bytes, with chunks up to {start}")
         return await self._calls.get_range(key, start, size - start)
 
+    async def first(self) -> int | None:
+        """Offset of the first fragment in the bucket: one request."""
+
+        async def look() -> int | None:
+            async for page in self._calls.store.list_pages(f"{self._keys.prefix}data/", page_keys=16):
+                for info in page:
+                    name = self._keys.parse(info.key)
+                    if name is not None and name.what == "fragment":
+                        return name.offset
+            return None
+
+        return await self._calls.look(look)
+
     async def chain(self, offset: int) -> list[FragmentInfo]:
         """The fragments that follow from `offset` on, each found by the end of the one before it."""
         found: list[FragmentInfo] = []

@@ -106,8 +106,11 @@ class RemoteTier:
         """Offsets that are declared as lost."""
         return self._gaps
 
-    async def resolve(self) -> None:
+    async def resolve(self, local_first: int | None = None) -> None:
         """Learn the truth: the record, its root, and the fragments that no root names yet.
+
+        Before there is any root, the chain begins with the first fragment in the bucket, unless that is above
+        `local_first`, where the local log begins: then an upload before it is still to be made up for.
 
         Raises `Deposed`, `StreamDeleted`, or `RootMissing`; a root that cannot be read is never taken as
         empty.
@@ -132,6 +135,10 @@ class RemoteTier:
         self._gaps = held.head.gaps if held else ()
         if not manifest.empty:
             self.pending = await self.fragments.chain(manifest.next_offset)
+        else:
+            first = await self.fragments.first()
+            if first is not None and (local_first is None or first <= local_first):
+                self.pending = await self.fragments.chain(first)
 
     async def _anchor(self) -> Held:
         """A first record without root, before the first object: collection knows the stream from then on."""

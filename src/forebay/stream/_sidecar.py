@@ -7,7 +7,7 @@ bucket is removed because a directory is gone.
 Each stream fails by itself: its error is kept and reported, and it is tried again after a growing wait. A
 stream that was deleted or taken over by a newer writer is left alone. Nor does one wait for another: a turn
 that takes long goes on while the others have their next ones. Memory stays bounded all the same, since all
-streams share one bound on uploads.
+streams together have a bound on uploads, too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from forebay.stream._tier import StreamTier
 
 __all__ = ["Sidecar", "stream_directories"]
 
+STREAMS_AT_ONCE = 4
+"""Streams that may have all their uploads under way at once: the bound on memory, and a few may hang."""
 PAUSE_MS_MAX = 60_000
 """Longest wait of a stream that fails again and again, in milliseconds."""
 
@@ -74,7 +76,7 @@ class Sidecar:
         self._random = randomness
         self._metrics = metrics or MetricsRegistry()
         self._members: dict[Path, _Member] = {}
-        self._room = asyncio.Semaphore(self._config.uploads_max)
+        self._room = asyncio.Semaphore(self._config.uploads_max * STREAMS_AT_ONCE)
 
     @property
     def tiers(self) -> list[StreamTier]:
@@ -121,7 +123,7 @@ class Sidecar:
         try:
             while True:
                 self.discover()
-                turns = [turn for member in self._members.values() if (turn := self._begin(member))]
+                turns = [turn for member in self._members.values() if (turn := self._under_way(member))]
                 if turns:
                     # Those that are not done by then go on beside the next round.
                     await asyncio.wait(turns, timeout=poll_s)
@@ -131,10 +133,11 @@ class Sidecar:
         finally:
             await self._let_go()
 
-    def _begin(self, member: _Member) -> asyncio.Task[None] | None:
-        """A turn for a stream that has none under way."""
-        under_way = member.turn is not None and not member.turn.done()
-        if under_way or member.over or self._clock.monotonic() < member.not_before:
+    def _under_way(self, member: _Member) -> asyncio.Task[None] | None:
+        """The turn of a stream: the one that it still has, or a new one if it may have one now."""
+        if member.turn is not None and not member.turn.done():
+            return member.turn
+        if member.over or self._clock.monotonic() < member.not_before:
             return None
         member.turn = asyncio.create_task(self._turn(member, once=False))
         return member.turn

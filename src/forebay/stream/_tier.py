@@ -13,6 +13,7 @@ An upload that finds its key taken by another cut of the same log adopts it, and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -121,7 +122,8 @@ class StreamTier:
         self._error: Exception | None = None
         self._metrics = TierMetrics(metrics, self.stream)
         self._gate = gate
-        self._room = room or asyncio.Semaphore(self.config.uploads_max)
+        self._own_room = asyncio.Semaphore(self.config.uploads_max)
+        self._shared_room = room or contextlib.nullcontext()
         self._alarmed = False
 
     @property
@@ -240,7 +242,7 @@ class StreamTier:
 
     async def _resolve(self) -> None:
         self.remote.epoch = self.log.epoch if self._epoch is None else self._epoch
-        await self.remote.resolve()
+        await self.remote.resolve(None if self.log.empty else self.log.first_offset)
         self._last = await self.remote.trailing()
         await self._check_timeline()
         self._log_epoch = self.log.epoch
@@ -346,7 +348,7 @@ class StreamTier:
         """Upload in parallel and apply in order; where an adopted fragment ends elsewhere, stop there."""
 
         async def one(cut: Cut) -> FragmentInfo:
-            async with self._room:
+            async with self._own_room, self._shared_room:
                 return await self.remote.fragments.put(cut.body(), self.log.identity)
 
         tasks = [asyncio.create_task(one(cut)) for cut in batch]
