@@ -19,6 +19,8 @@ from benchmarks.figures import (  # noqa: I001 - the order of the table: promise
     quiver_scale,
     dataflow,
     spark_export,
+    spark_read,
+    spark_sink,
     simulation,
     local_files,
     buckets,
@@ -50,6 +52,8 @@ __all__ = [
     "quiver_scale",
     "simulation",
     "spark_export",
+    "spark_read",
+    "spark_sink",
     "stream",
     "suite",
 ]
