@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from tests.log.writing import (
@@ -19,7 +20,15 @@ from tests.log.writing import (
     writer_of,
 )
 
-from forebay.coordination import ABSENT, Coordinator, MemoryCoordinator, children
+from forebay.coordination import (
+    ABSENT,
+    Coordinator,
+    MemoryCoordinator,
+    Operation,
+    Record,
+    WriteResult,
+    children,
+)
 from forebay.errors import UsageError
 from forebay.kit.clock import SystemClock
 from forebay.kit.ids import IdSource
@@ -225,6 +234,57 @@ async def test_a_topic_half_deleted_takes_no_appends_and_no_changes() -> None:
     assert await _leftovers(coordinator, store, topic.partitions) == []
     again = await catalog.create("t", partitions=1)
     assert again.first_offset == 2
+
+
+class _Sleeper(MemoryCoordinator):
+    """Shares the keys of another one, and lets somebody else go first before one of its requests."""
+
+    def __init__(
+        self, other: MemoryCoordinator, before: int, meanwhile: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(state=other.state)
+        self.left = before
+        self._meanwhile = meanwhile
+
+    async def get(self, key: str, *, partition_key: str | None = None) -> Record | None:
+        await self._sleep()
+        return await super().get(key, partition_key=partition_key)
+
+    async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:
+        await self._sleep()
+        return await super().write(operations)
+
+    async def _sleep(self) -> None:
+        self.left -= 1
+        if self.left == -1:
+            await self._meanwhile()
+
+
+@pytest.mark.parametrize("sleeps_before", range(2, 21))
+async def test_a_deleter_that_wakes_up_late_leaves_the_next_topic_of_that_name_alone(
+    sleeps_before: int,
+) -> None:
+    store, coordinator = MemoryStore(), MemoryCoordinator()
+    writer = writer_of(store, coordinator)
+    for _ in range(2):
+        await writer.append_shared([group("t", 0, b"old"), group("t", 1, b"old")])
+
+    async def meanwhile() -> None:
+        with contextlib.suppress(UnknownTopic):
+            await _catalog(store, coordinator).delete("t")
+        for _ in range(2):
+            results = await writer.append_shared([group("t", 0, b"new"), group("t", 1, b"new")])
+            assert all(result.ok for result in results)
+        await store.put("llog/t/partitions/0/data/compacted/9", b"of the new topic")
+
+    sleeper = _Sleeper(coordinator, sleeps_before, meanwhile)
+    with contextlib.suppress(UnknownTopic):
+        await _catalog(store, sleeper).delete("t")
+    assert sleeper.left < 0
+    assert [await read_log(store, coordinator, "t", partition) for partition in (0, 1)] == [[b"new"] * 2] * 2
+    assert "llog/t/partitions/0/data/compacted/9" in [info.key async for info in store.list()]
+    [result] = await writer.append_shared([group("t", 0, b"more")])
+    assert result.ok
 
 
 def _delete(step: int | None, in_flight: bool) -> tuple[bool, int]:

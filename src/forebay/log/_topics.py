@@ -11,6 +11,11 @@ A topic is deleted in steps, each of which may be repeated by anybody, and the r
     FENCING   -> REMOVING   every partition is fenced, so no counter moves; the highest one is noted
     REMOVING  -> DELETED    keys and compacted objects are gone; shared objects are left to the vacuum
 
+A deleter that sleeps may wake up when another one is done and the name is in use again. So each step looks at
+what it is about to change first and at the state second: where the state is still its own, what was seen is
+of the topic that is being deleted. Keys go by the versions seen, objects by the names seen, and index entries
+only below the first offset of the next topic, so that a request that arrives late meets nothing of it either.
+
 The record of a deleted topic stays, for one number: offsets of a topic created again under the same name
 begin behind those that were given out before. A writer that slept through the deletion may still put the
 index entry of its last append, if absent. If offsets began at 1 again, that stale entry would one day stand
@@ -180,7 +185,10 @@ class Catalog:
     # -- deleting, step by step
 
     async def _fence_all(self, topic: Topic) -> int:
-        """Fence every partition, also those never written; the highest counter of all."""
+        """Fence every partition, also those never written; the highest counter of all.
+
+        It ends early where another deleter is ahead: then the answer is of no use to anybody.
+        """
         highest = 1
         waiting = list(range(topic.partitions))
         for attempt in range(1, self._policy.attempts_max + 1):
@@ -188,6 +196,8 @@ class Catalog:
             for first in range(0, len(waiting), PARTITIONS_PER_STEP):
                 step = waiting[first : first + PARTITIONS_PER_STEP]
                 counters = await self._fence(topic, step)
+                if counters is None:
+                    return highest
                 refused += [partition for partition in step if partition not in counters]
                 highest = max([highest, *counters.values()])
             waiting = refused
@@ -198,13 +208,15 @@ class Catalog:
             f"{len(waiting)} partitions of {topic.topic!r} could not be fenced", hint="delete it again"
         )
 
-    async def _fence(self, topic: Topic, partitions: Sequence[int]) -> dict[int, int]:
-        """One attempt: the counters of those that are fenced now, for certain.
+    async def _fence(self, topic: Topic, partitions: Sequence[int]) -> dict[int, int] | None:
+        """One attempt: the counters of those that are fenced now, for certain; None: not ours to fence.
 
         Fenced partitions are fenced once more, under an epoch that nobody else holds.
         """
         every = [PartitionKeys(topic.topic, partition) for partition in partitions]
         records = await asyncio.gather(*[self._get(keys.control, keys.partition_key) for keys in every])
+        if not await self._is_still(topic, "FENCING"):
+            return None
         fenced = [_fenced(topic, record) for record in records]
         puts = [
             Put(
@@ -225,35 +237,50 @@ class Catalog:
     async def _remove_keys(self, topic: Topic) -> None:
         for first in range(0, topic.partitions, PARTITIONS_PER_STEP):
             last = min(first + PARTITIONS_PER_STEP, topic.partitions)
-            operations: list[Operation] = []
-            for partition in range(first, last):
-                keys = PartitionKeys(topic.topic, partition)
-                home = keys.partition_key
-                single = (keys.control, keys.cursor, keys.compaction, keys.claim)
-                operations += [Delete(key, partition_key=home) for key in single]
-                operations.append(DeleteRange(*keys.index_range(), partition_key=home))
-            await self._write_all(operations)
+            every = [PartitionKeys(topic.topic, partition) for partition in range(first, last)]
+            # Refused where something changed in between: it is looked at again.
+            await self._retry(lambda every=every: self._remove_keys_of(topic, every))  # type: ignore[misc]
 
-    async def _write_all(self, operations: list[Operation]) -> None:
-        """Repeat until every operation was done: all of them may be done twice."""
-
-        async def attempt() -> None:
-            for result in await self._coordinator.write(operations):
-                result.unwrap()
-
-        await self._retry(attempt)
+    async def _remove_keys_of(self, topic: Topic, every: Sequence[PartitionKeys]) -> None:
+        """One attempt; raises what was in the way."""
+        wanted = [
+            (key, keys.partition_key)
+            for keys in every
+            for key in (keys.control, keys.cursor, keys.compaction, keys.claim)
+        ]
+        records = await self._coordinator.get_many(wanted)
+        if not await self._is_still(topic, "REMOVING"):
+            return
+        operations: list[Operation] = [
+            Delete(key, record.version, partition_key=home)
+            for (key, home), record in zip(wanted, records, strict=True)
+            if record is not None
+        ]
+        for keys in every:
+            low, _ = keys.index_range()
+            high = keys.index(topic.first_offset)
+            operations.append(DeleteRange(low, high, partition_key=keys.partition_key))
+        for result in await self._coordinator.write(operations):
+            result.unwrap()
 
     async def _remove_objects(self, topic: Topic) -> None:
         async def attempt() -> None:
             keys: list[str] = []
             async for page in self._store.list_pages(f"{ROOT}/{topic.topic}/partitions/"):
                 keys += [info.key for info in page]
+            if not await self._is_still(topic, "REMOVING"):
+                return
             for first in range(0, len(keys), DELETES_PER_CALL):
                 for result in await self._store.delete(keys[first : first + DELETES_PER_CALL]):
                     if result.error is not None:
                         raise result.error
 
         await self._retry(attempt)
+
+    async def _is_still(self, topic: Topic, state: TopicState) -> bool:
+        """Whether the deletion of this very topic is at this step now."""
+        _, found = await self._read(topic.topic)
+        return found is not None and (found.topic_id, found.state) == (topic.topic_id, state)
 
     # -- the record
 
