@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from forebay.errors import LimitExceeded
+from forebay.errors import LimitExceeded, UsageError
 from forebay.formats._errors import Corrupt
 
 __all__ = [
@@ -108,10 +108,13 @@ def encode_pieces(
     batch: pa.RecordBatch, signal: str, context: Mapping[str, str], codec: str, form: SchemaForm
 ) -> tuple[list[bytes | memoryview], int]:
     """The body in pieces, so that the data is copied once, by Arrow; and the logical size of the batch."""
-    name, extra = signal.encode(), b""
+    name, extra = _text("the signal type", signal), b""
     if len(name) > SIGNAL_BYTES_MAX:
         raise LimitExceeded("SIGNAL_BYTES_MAX", limit=SIGNAL_BYTES_MAX, actual=len(name))
     if context:
+        # What is not text would be written, and would make the entry unreadable for good.
+        for each in (*context, *context.values()):
+            _text("the context", each)
         extra = _encode_context(dict(context))
         if len(extra) > CONTEXT_BYTES_MAX:
             raise LimitExceeded("CONTEXT_BYTES_MAX", limit=CONTEXT_BYTES_MAX, actual=len(extra))
@@ -125,6 +128,15 @@ def encode_pieces(
         stream = (b"", _stream(batch, codec))
     head = _HEAD.pack(form.fingerprint, batch.num_rows, CODECS.index(codec), len(name), len(extra), size)
     return [b"".join((head, name, extra, stream[0])), *stream[1:]], size
+
+
+def _text(what: str, value: object) -> bytes:
+    try:
+        if isinstance(value, str):
+            return value.encode()
+    except UnicodeEncodeError:
+        pass
+    raise UsageError(f"{what} has {value!r:.80}", hint="text that can be written as UTF-8")
 
 
 def _stream(batch: pa.RecordBatch, codec: str) -> memoryview:

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import pyarrow as pa
-
 from forebay.errors import ForebayError
 from forebay.formats.quiver_segment import SegmentMeta
 from forebay.kit.clock import Clock
@@ -168,7 +166,8 @@ class Finalizer:
         try:
             await self._write(segment)
             self.problem = None
-        except (OSError, ForebayError, pa.ArrowException) as error:
+        except Exception as error:
+            # Whatever it is, a task that ended here would leave every later segment unwritten as well.
             self.problem = error if isinstance(error, ForebayError) else _told(error)
             self._queue.append(segment)
         finally:
@@ -219,4 +218,4 @@ class Finalizer:
 def _told(error: Exception) -> ForebayError:
     if isinstance(error, OSError):
         return from_os_error("writing a segment", error)
-    return ForebayError(f"a segment cannot be encoded: {error}", hint="look at the schema of the batches")
+    return ForebayError(f"a segment cannot be encoded: {error!r}", hint="look at the schema of the batches")

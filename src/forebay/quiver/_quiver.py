@@ -31,7 +31,6 @@ from forebay.errors import Backpressure, Closed, ForebayError, UsageError
 from forebay.formats import quiver_ack, quiver_wal
 from forebay.formats.quiver_ack import Dropped, Finalized, Outcome, Record, Register, Unregister
 from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, WAL_MAGIC
-from forebay.formats.quiver_wal import SchemaForm
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver._acks import Acks
@@ -52,11 +51,11 @@ from forebay.quiver._runs import RunSet
 from forebay.quiver._segment_file import Batch, SegmentInfo
 from forebay.quiver._selection import Selection
 from forebay.quiver._stats import QuiverStats, collect
+from forebay.quiver._submission import Forms, check_batch, context_of
 
 __all__ = ["Quiver", "Receipt"]
 
 _log = logging.getLogger(__name__)
-_SCHEMAS_KEPT = 256
 YIELD_BYTES: Final = 512 * 1024
 """Encoded bytes that one producer may queue before others get a turn."""
 MEASURE_S: Final = 60.0
@@ -103,7 +102,7 @@ class Quiver:
         self._clock = clock or SystemClock()
         self._random = randomness or random.SystemRandom()
         self._metrics = QuiverMetrics(metrics or MetricsRegistry())
-        self._forms: dict[pa.Schema, SchemaForm] = {}
+        self._forms = Forms()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
         self._measured_at = -math.inf
@@ -304,11 +303,12 @@ class Quiver:
         self, batch: pa.RecordBatch, signal: str, given: Mapping[str, str] | None
     ) -> asyncio.Future[Receipt]:
         self._check_open()
+        check_batch(batch)
         wal, config = self._wal, self._config
         if wal.pending_bytes >= config.pending_bytes_max:
             await wal.has_room(config.pending_bytes_max)
-        form = self._form(batch.schema)
-        context = dict(given) if given else {}
+        form = self._forms.of(batch.schema)
+        context = context_of(given)
         pieces, size = quiver_wal.encode_pieces(batch, signal, context, config.wal_codec, form)
         length = sum(map(len, pieces))
         need = max(length, size) + FRAME_OVERHEAD_BYTES
@@ -335,17 +335,6 @@ class Quiver:
         if batch.get_total_buffer_size() <= 2 * size + 65_536:
             return batch
         return quiver_wal.decode(b"".join(pieces)).batch
-
-    def _form(self, schema: pa.Schema) -> SchemaForm:
-        found = self._forms.get(schema)
-        if found is None or schema.metadata is not None:
-            # Schemas that differ in metadata alone are equal to Python, and different to us.
-            found = SchemaForm.of(schema)
-            if len(self._forms) >= _SCHEMAS_KEPT:
-                self._forms.clear()
-            if schema.metadata is None:
-                self._forms[schema] = found
-        return found
 
     async def _admit_to_wal(self, more: int) -> None:
         """Wait while the WAL is full of what is not in segments yet."""

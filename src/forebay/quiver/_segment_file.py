@@ -83,7 +83,7 @@ def build(batches: list[Batch], *, template: SegmentMeta, event_time_column: str
     try:
         joined = _joined(batches)
         meta, pieces = quiver_segment.encode(_meta(batches, joined, template, event_time_column), joined)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, LimitExceeded):
+    except (pa.ArrowException, LimitExceeded):
         if len(batches) == 1:
             raise
         half = len(batches) // 2
@@ -177,7 +177,9 @@ def _event_range(joined: list[pa.RecordBatch], name: str) -> tuple[int, int] | N
     found = pc.min_max(column)
     if not found["min"].is_valid:
         return None
-    return found["min"].as_py() * scale, found["max"].as_py() * scale
+    low, high = found["min"].as_py() * scale, found["max"].as_py() * scale
+    # Times beyond what nanoseconds in 64 bits can say are given no range, rather than a wrong one.
+    return (low, high) if low >= -(1 << 63) and high < 1 << 63 else None
 
 
 def write(disk: Disk, built: Built) -> SegmentInfo:

@@ -1,0 +1,66 @@
+"""What a producer hands in, looked at before it is written: what a replay would refuse is never acknowledged.
+
+The checks cost some microseconds per batch. Without them a batch would be durable, would be told to be, and
+would be put aside as damaged after the next crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from forebay.errors import UsageError
+from forebay.formats.quiver_wal import SchemaForm
+
+__all__ = ["Forms", "check_batch", "context_of"]
+
+SCHEMAS_KEPT: Final = 256
+"""Schemas whose form Quiver keeps at hand."""
+
+
+class Forms:
+    """The form of each schema, made once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[pa.Schema, tuple[pa.Schema, SchemaForm]] = {}
+        self._last: tuple[pa.Schema, SchemaForm] | None = None
+
+    def of(self, schema: pa.Schema) -> SchemaForm:
+        """Schemas that differ in metadata alone, even in that of one column, have forms of their own."""
+        # The last one is looked at first: a comparison costs a hundredth of a hash. Python takes schemas for
+        # equal whose metadata differs.
+        found = self._last
+        if found is None or not schema.equals(found[0], check_metadata=True):
+            found = self._kept.get(schema)
+            if found is None or not schema.equals(found[0], check_metadata=True):
+                found = (schema, SchemaForm.of(schema))
+                if len(self._kept) >= SCHEMAS_KEPT:
+                    self._kept.clear()
+                self._kept[schema] = found
+            self._last = found
+        return found[1]
+
+
+def check_batch(batch: pa.RecordBatch) -> None:
+    """Raise `UsageError` for anything but a valid record batch."""
+    if not isinstance(batch, pa.RecordBatch):
+        raise UsageError(
+            f"a {type(batch).__name__} is no record batch", hint="ingest the batches of Table.to_batches()"
+        )
+    try:
+        batch.validate()
+    except pa.ArrowException as error:
+        raise UsageError(
+            f"the record batch is not valid: {error}", hint="see RecordBatch.validate"
+        ) from error
+
+
+def context_of(given: Mapping[str, str] | None) -> dict[str, str]:
+    """A copy. Raises `UsageError` for anything but a mapping; encoding looks at what is in it."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise UsageError(f"the context is a {type(given).__name__}", hint="a mapping from text to text")
+    return dict(given)
