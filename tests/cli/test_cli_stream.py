@@ -126,3 +126,68 @@ def test_an_embedded_coordinator_keeps_the_record(forebay: Callable[..., Any], t
     refused = forebay("stream", "tier", osiris_files() / VARY, "--once", *alone)
     assert refused.code == 1
     assert "coordinator" in refused.error["message"]
+
+
+def test_stats_show_the_lag_of_a_local_directory_and_its_alarms(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    some = tmp_path / "some"
+    some.mkdir()
+    for path in sorted((osiris_files() / VARY).iterdir())[:4]:
+        (some / path.name).write_bytes(path.read_bytes())
+    some = some.rename(tmp_path / VARY)
+    run("tier", some, "--once")
+    assert run("stats", "vary", "--local", some).document["lag"]["bytes"] == 0
+    whole = osiris_files() / VARY
+    lag = run("stats", "vary", "--local", whole, "--alarm-bytes", "1GiB", "--alarm-age", "9000d").document[
+        "lag"
+    ]
+    assert (lag["bytes"] > 300_000, lag["records"] > 1000, lag["alarms"]) == (True, True, [])
+    alarms = run("stats", "vary", "--local", whole, "--alarm-bytes", "1kB", "--alarm-age", "1s").document[
+        "lag"
+    ]
+    assert len(alarms["alarms"]) == 2
+
+
+def test_orphans_are_listed_and_deleted_only_when_told_so(tiered: Callable[..., Any], tmp_path: Path) -> None:
+    orphan = tmp_path / "bucket" / "rabbitmq" / "stream" / VARY / "data" / f"{1:020d}.fragment"
+    orphan.write_bytes(b"x")
+    assert tiered("collect", "vary").document["orphans"] == []  # It is young.
+    found = tiered("collect", "vary", "--grace", "0s").document
+    assert (len(found["orphans"]), found["removed"]) == (1, 0)
+    assert tiered("collect", "vary", "--grace", "0s", "--delete").document["removed"] == 1
+    assert not orphan.exists()
+    assert tiered("verify", "vary").document["ok"]
+
+
+def test_a_deleted_stream_is_gone_for_good(tiered: Callable[..., Any]) -> None:
+    assert tiered("delete", "vary", "--yes").document == {"stream": VARY, "deleted": True}
+    assert tiered("read", "vary", code=1).error["type"] == "StreamDeleted"
+    assert tiered("tier", osiris_files() / VARY, "--once", code=1).error["type"] == "StreamDeleted"
+
+
+def test_repair_cuts_back_to_what_the_local_directory_proves(run: Callable[..., Any], tmp_path: Path) -> None:
+    from tests.stream.logs import write_log
+
+    log, other = tmp_path / "__s_1700000000000000000", tmp_path / "other"
+    write_log(log, 10)
+    for path in log.iterdir():
+        other.mkdir(exist_ok=True)
+        (other / path.name).write_bytes(path.read_bytes())
+    write_log(log, 5, tag="lost")
+    run("tier", log, "--once", "--fragment", "1")
+    write_log(other, 20, epoch=2)
+    assert run("repair", "s", other).document["next_offset"] > 0
+    renamed = other.rename(tmp_path / "new")
+    (tmp_path / "broker").mkdir()
+    log.rename(tmp_path / "old")
+    kept = renamed.rename(tmp_path / "broker" / log.name)
+    run("tier", kept, "--once")
+    data = [base64.b64decode(each["data"]) for each in run("read", "s").documents]
+    assert data == [f"r{number}".encode() for number in range(len(data))]
+    assert run("verify", "s").document["ok"]
+
+
+def test_an_absolute_offset_that_is_not_there_is_refused(tiered: Callable[..., Any]) -> None:
+    assert tiered("resolve", "vary", "abs:150").document["chunk_offset"] <= 150
+    assert tiered("resolve", "vary", "abs:99999", code=1).error["type"] == "OffsetOutOfRange"

@@ -53,6 +53,7 @@ def forebay(*words: object) -> list[dict[str, Any]]:
 async def sidecar(rabbit: RabbitServer, bucket: Path) -> AsyncIterator[SidecarProcess]:
     """`forebay stream tier` in a process of its own, following the broker's directory."""
     words = ["tier", rabbit.streams, "--store", bucket, "--fragment", "20kB", "--fragment-age", "100ms"]
+    words += ["--root-interval", "0s"]
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-m", "forebay.cli", "stream", *map(str, words), "--output", "json"],
         stdout=asyncio.subprocess.PIPE,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forebay.coordination import Coordinator
     from forebay.formats.osiris_chunk import Chunk
     from forebay.storage import ObjectStore
-    from forebay.stream import Sidecar, StreamReader, StreamTier, TierConfig
+    from forebay.stream import Lag, Sidecar, StreamReader, StreamTier, TierConfig
 
 __all__ = ["app"]
 
@@ -37,6 +37,14 @@ Local = Annotated[
     typer.Option(
         "--local", metavar="DIR", help="Also read the stream's local directory.", show_default=False
     ),
+]
+
+
+AlarmBytes = Annotated[
+    str, typer.Option("--alarm-bytes", metavar="SIZE", help="Lag in bytes that is reported as an alarm.")
+]
+AlarmAge = Annotated[
+    str, typer.Option("--alarm-age", metavar="TIME", help="Age of a lag that is reported as an alarm.")
 ]
 
 
@@ -81,7 +89,7 @@ async def _opened(deployment: Deployment) -> AsyncIterator[_Parts]:
 
 @app.command("tier")
 @deployment_options
-def tier(
+def tier(  # noqa: PLR0913, PLR0917 - one parameter per option
     deployment: Deployment,
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A stream's directory, or the one above many of them.")
@@ -102,6 +110,11 @@ def tier(
         str | None,
         typer.Option("--max-bytes", metavar="SIZE", help="Forget what is above.", show_default=False),
     ] = None,
+    root_interval: Annotated[
+        str, typer.Option("--root-interval", metavar="TIME", help="Longest wait for a new root.")
+    ] = "5s",
+    alarm_bytes: AlarmBytes = "4GiB",
+    alarm_age: AlarmAge = "5m",
 ) -> None:
     """Copy streams into the bucket as they grow: a broker's directories, or Forebay's own."""
     from forebay.stream import RetentionPolicy, TierConfig
@@ -110,6 +123,9 @@ def tier(
         fragment_bytes=parse_bytes(fragment),
         fragment_age_ms=parse_duration_ms(fragment_age),
         branching=branching,
+        root_interval_ms=parse_duration_ms(root_interval),
+        lag_bytes_alarm=parse_bytes(alarm_bytes),
+        lag_ms_alarm=parse_duration_ms(alarm_age),
         retention=RetentionPolicy(
             max_age_ms=None if max_age is None else parse_duration_ms(max_age),
             max_bytes=None if max_bytes is None else parse_bytes(max_bytes),
@@ -150,7 +166,8 @@ class _Changes:
     def __call__(self, sidecar: Sidecar) -> None:
         for each in sidecar.tiers:
             error = sidecar.errors.get(each.stream)
-            state = (each.remote.persisted.next_offset, each.progress.removed, str(error))
+            alarms = bool(each.lag().alarms(each.config))
+            state = (each.remote.persisted.next_offset, each.progress.removed, str(error), alarms)
             if self._last.get(each.stream) != state:
                 self._last[each.stream] = state
                 _report(each, error)
@@ -165,7 +182,7 @@ def _report(tier: StreamTier, error: Exception | None) -> None:
         "next_offset": manifest.next_offset,
         "bytes": manifest.total_bytes,
         "progress": asdict(tier.progress),
-        "lag": {"bytes": lag.bytes, "records": lag.records, "age_ms": lag.age_ms},
+        "lag": _lag_facts(lag, tier.config),
         "error": None if error is None else str(error),
     }
     if out.is_json():
@@ -176,7 +193,13 @@ def _report(tier: StreamTier, error: Exception | None) -> None:
     )
     behind = f", {format_bytes(lag.bytes)} to go" if lag.bytes else ""
     problem = "" if error is None else f"  error: {out.printable(str(error))}"
-    out.line(f"{tier.stream}  {offsets}{behind}{problem}")
+    alarm = "".join([f"  alarm: {text}" for text in lag.alarms(tier.config)])
+    out.line(f"{tier.stream}  {offsets}{behind}{alarm}{problem}")
+
+
+def _lag_facts(lag: Lag, config: TierConfig) -> dict[str, Any]:
+    figures = {"bytes": lag.bytes, "records": lag.records, "age_ms": lag.age_ms}
+    return figures | {"alarms": lag.alarms(config)}
 
 
 @app.command("read")
@@ -185,7 +208,8 @@ def read(
     deployment: Deployment,
     name: Name,
     start: Annotated[
-        str, typer.Option("--from", metavar="SPEC", help="first, last, next, offset:N or timestamp:MS.")
+        str,
+        typer.Option("--from", metavar="SPEC", help="first, last, next, offset:N, timestamp:MS or abs:N."),
     ] = "first",
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="Stop after N.")
@@ -294,15 +318,28 @@ def ls(deployment: Deployment) -> None:
 
 @app.command("stats")
 @deployment_options
-def stats(deployment: Deployment, name: Name) -> None:
-    """Offsets, times, size and shape of a stream's remote tier."""
-    from forebay.stream import stats_of
+def stats(
+    deployment: Deployment,
+    name: Name,
+    local: Local = None,
+    alarm_bytes: AlarmBytes = "4GiB",
+    alarm_age: AlarmAge = "5m",
+) -> None:
+    """Offsets, times, size and shape of a stream's remote tier; with --local also how far it lags behind."""
+    from forebay.kit.clock import SystemClock
+    from forebay.stream import Lag, TierConfig, stats_of
+
+    bounds = TierConfig(lag_bytes_alarm=parse_bytes(alarm_bytes), lag_ms_alarm=parse_duration_ms(alarm_age))
 
     async def work() -> dict[str, Any]:
         async with _opened(deployment) as parts:
             view = parts.reader(await parts.find(name)).remote
             await view.refresh()
-            return stats_of(view).as_json()
+            facts = stats_of(view).as_json()
+            if local is not None:
+                lag = Lag.of_directory(local, view.manifest.next_offset, SystemClock().now_ms())
+                facts["lag"] = _lag_facts(lag, bounds)
+            return facts
 
     facts = wait_for(work())
     if out.is_json():
@@ -339,6 +376,103 @@ def verify(deployment: Deployment, name: Name) -> None:
         raise Incomplete(
             f"stream {name!r} has {len(facts['problems'])} problems", hint="restore what is left of it"
         )
+
+
+@app.command("repair")
+@deployment_options
+def repair(
+    deployment: Deployment,
+    name: Name,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The stream's local directory.")],
+) -> None:
+    """Cut a remote tier that diverged back to the last fragment that the local directory proves."""
+    from forebay.kit.clock import SystemClock
+    from forebay.stream import StreamTier
+
+    async def work() -> dict[str, Any]:
+        async with _opened(deployment) as parts:
+            stream = await parts.find(name)
+            each = StreamTier(
+                directory,
+                parts.store,
+                stream=stream,
+                coordinator=parts.coordinator,
+                clock=SystemClock(),
+                randomness=random.SystemRandom(),
+            )
+            return {"stream": stream, "next_offset": await each.repair()}
+
+    facts = wait_for(work())
+    if out.is_json():
+        out.document(facts)
+        return
+    out.line(f"{facts['stream']}  goes on from offset {facts['next_offset']}")
+
+
+@app.command("collect")
+@deployment_options
+def collect(
+    deployment: Deployment,
+    name: Name,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="TIME", help="Leave alone what is younger.")
+    ] = "24h",
+    delete_them: Annotated[
+        bool, typer.Option("--delete", help="Delete the orphans; otherwise they are only listed.")
+    ] = False,
+) -> None:
+    """Find objects of a stream that nothing names any more, and delete them if told so."""
+    from forebay.kit.clock import SystemClock
+    from forebay.stream import collect as collect_orphans
+
+    grace_ms = parse_duration_ms(grace)
+
+    async def work() -> dict[str, Any]:
+        async with _opened(deployment) as parts:
+            view = parts.reader(await parts.find(name)).remote
+            now_ms = SystemClock().now_ms()
+            found = await collect_orphans(view, now_ms=now_ms, grace_ms=grace_ms, dry_run=not delete_them)
+            return found.as_json()
+
+    facts = wait_for(work())
+    if out.is_json():
+        out.document(facts)
+        return
+    for key in facts["orphans"]:
+        out.line(out.printable(key))
+    out.line(f"{len(facts['orphans'])} orphans among {facts['seen']} objects, {facts['removed']} deleted")
+
+
+@app.command("delete")
+@deployment_options
+def delete(
+    deployment: Deployment,
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a stream from the bucket for ever. What is local stays; its id is never taken again."""
+    from forebay.kit.clock import SystemClock
+    from forebay.stream import RemoteTier, TierConfig
+
+    async def work() -> dict[str, Any]:
+        async with _opened(deployment) as parts:
+            stream = await parts.find(name)
+            if not yes:
+                typer.confirm(f"Delete {stream} with all its fragments?", abort=True)
+            remote = RemoteTier(
+                stream,
+                parts.store,
+                coordinator=parts.coordinator,
+                epoch=0,
+                config=TierConfig(),
+                clock=SystemClock(),
+                randomness=random.SystemRandom(),
+            )
+            await remote.delete_stream()
+            return {"stream": stream, "deleted": True}
+
+    facts = wait_for(work())
+    out.document(facts) if out.is_json() else out.line(f"{facts['stream']}  deleted")
 
 
 @app.command("restore")

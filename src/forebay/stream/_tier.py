@@ -53,6 +53,20 @@ class Lag:
     age_ms: int
     """Age of the oldest chunk that is not in a root, in milliseconds. 0 where there is none."""
 
+    @classmethod
+    def of(cls, log: LocalLog, offset: int, now_ms: int) -> Lag:
+        """What a log has from `offset` on, which is the next offset of the current root."""
+        size, oldest = log.untiered(offset)
+        records = max(log.next_offset - max(offset, log.first_offset), 0)
+        return cls(size, records, max(now_ms - oldest, 0) if oldest is not None else 0)
+
+    @classmethod
+    def of_directory(cls, path: Path, offset: int, now_ms: int) -> Lag:
+        """`of` for a directory that nobody has open here."""
+        log = LocalLog(path)
+        log.refresh()
+        return cls.of(log, offset, now_ms)
+
     def alarms(self, config: TierConfig) -> list[str]:
         """What is above the bounds of a configuration, in words; empty where nothing is."""
         found = []
@@ -133,10 +147,7 @@ class StreamTier:
 
     def lag(self) -> Lag:
         """What the current root does not hold, as of the last look at the files."""
-        offset = self.remote.persisted.next_offset
-        size, oldest = self.log.untiered(offset)
-        records = max(self.log.next_offset - max(offset, self.log.first_offset), 0)
-        return Lag(size, records, max(self._clock.now_ms() - oldest, 0) if oldest is not None else 0)
+        return Lag.of(self.log, self.remote.persisted.next_offset, self._clock.now_ms())
 
     def health(self) -> Health:
         """Degraded where it lags too far behind or the last try failed; failed where only people can help."""
