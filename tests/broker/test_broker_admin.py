@@ -96,7 +96,7 @@ async def test_group_commits_lags_and_is_reset() -> None:
 
 async def test_compaction_and_retention_run_on_request() -> None:
     async with serving() as (_, client):
-        settings = {"retention_bytes": 1, "compact_min_age_ms": 0}
+        settings = {"retention_bytes": 1}
         await client.post("/topics", {"topic": "t", "settings": settings})
         for number in range(3):
             await client.produce("t", 0, [str(number)])

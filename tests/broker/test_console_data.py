@@ -53,8 +53,11 @@ async def test_compacted_ranges_and_trims_show() -> None:
         await client.post("/topics", {"topic": "t", "settings": {"compact_min_age_ms": 0}})
         for number in range(4):
             await client.produce("t", 0, [str(number)])
-        await client.post("/compaction", {"topic": "t"})
+        [run] = (await client.post("/compaction", {"topic": "t"})).json()["partitions"]
+        assert run["records"] > 0, "the age that the topic's settings ask for is none"
         found = (await client.get(AT)).json()
+        assert found["compacted_bytes"] > 0
+        assert "COMPACTED" in [each["source"] for each in found["objects"]]
         state = (await client.get("/compaction?topic=t")).json()["partitions"][0]
         assert found["cursor"] == state["cursor"]
         assert found["lag_records"] == state["lag_records"]

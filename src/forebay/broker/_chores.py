@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from forebay.broker._admin_topics import trim_view
 from forebay.broker._bodies import json_response, read
@@ -20,6 +21,7 @@ from forebay.formats.http_messages import (
     RetentionRequest,
     RetentionResponse,
 )
+from forebay.log import Topic
 from forebay.log._keys import PartitionKeys
 from forebay.log._meta import read_meta
 
@@ -72,19 +74,23 @@ class ChoreHandlers:
             numbers = [message.partition]
         self._begin()
         try:
-            runs = [await self._run(message.topic, number) for number in numbers]
+            runs = [await self._run(topic, number) for number in numbers]
         finally:
             self._running -= 1
         return json_response(CompactionResponse(runs))
 
-    async def _run(self, topic: str, partition: int) -> CompactionRun:
+    async def _run(self, topic: Topic, partition: int) -> CompactionRun:
         results, error = [], ""
+        compactor, settings = self._engines.compactor, topic.settings
+        config = replace(
+            compactor.config, min_age_ms=settings.compact_min_age_ms, target_bytes=settings.target_bytes
+        )
         try:
-            results = await self._engines.compactor.compact_all(topic, partition)
+            results = await compactor.compact_all(topic.topic, partition, config=config)
         except ForebayError as failure:
             error = failure.message
         return CompactionRun(
-            topic=topic,
+            topic=topic.topic,
             partition=partition,
             runs=sum(each.outcome in ("compacted", "resumed") for each in results),
             records=sum(each.records for each in results),

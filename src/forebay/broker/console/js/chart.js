@@ -8,20 +8,24 @@ const LEFT = 56;
 const TOP = 10;
 const BOTTOM = 20;
 const GAP_MS = 8000;
+const MINUTE_MS = 60_000;
+const SPAN_MAX_MS = 5 * MINUTE_MS;
 const STEPS = [1, 2, 2.5, 5, 10];
 
-function ceiling(value) {
+/** The next round number: of bytes a round number of KiB, MiB and so on. */
+function ceiling(value, base) {
   if (!(value > 0)) return 1;
-  const scale = 10 ** Math.floor(Math.log10(value));
+  const unit = base ** Math.max(0, Math.floor(Math.log(value) / Math.log(base)));
+  const scale = unit * 10 ** Math.floor(Math.log10(value / unit));
   return scale * STEPS.find((step) => step * scale >= value * 0.999);
 }
 
 /** Lines over time. `update` takes {name: [[ms, value or null], ...]}. */
 export class LineChart {
-  constructor({ title, names, format, span = 300_000 }) {
+  constructor({ title, names, format, base = 10 }) {
     this.names = names;
     this.format = format;
-    this.span = span;
+    this.base = base;
     this.plot = svg("g");
     this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img", "aria-label": title }, this.plot);
     this.values = names.map(() => el("output", {}, "–"));
@@ -38,16 +42,18 @@ export class LineChart {
   update(series) {
     const all = this.names.map((name) => series[name] || []);
     const latest = Math.max(0, ...all.map((points) => (points.length ? points.at(-1)[0] : 0)));
-    const from = latest - this.span;
+    const oldest = Math.min(latest, ...all.flatMap((points) => (points.length ? [points[0][0]] : [])));
+    const span = Math.min(SPAN_MAX_MS, Math.max(1, Math.ceil((latest - oldest) / MINUTE_MS)) * MINUTE_MS);
+    const from = latest - span;
     const visible = all.map((points) => points.filter(([at]) => at >= from));
-    const top = ceiling(Math.max(0, ...visible.flat().map(([, value]) => value ?? 0)));
-    const across = (at) => LEFT + ((at - from) / this.span) * (WIDTH - LEFT - 6);
+    const top = ceiling(Math.max(0, ...visible.flat().map(([, value]) => value ?? 0)), this.base);
+    const across = (at) => LEFT + ((at - from) / span) * (WIDTH - LEFT - 6);
     const up = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
     const nodes = [0, 0.5, 1].flatMap((share) => [
       svg("line", { class: "grid", x1: LEFT, x2: WIDTH - 6, y1: up(top * share), y2: up(top * share) }),
       svg("text", { x: LEFT - 6, y: up(top * share) + 4, "text-anchor": "end" }, this.format(top * share)),
     ]);
-    nodes.push(svg("text", { x: LEFT, y: HEIGHT - 4 }, `${this.span / 60_000} min ago`));
+    nodes.push(svg("text", { x: LEFT, y: HEIGHT - 4 }, `${span / MINUTE_MS} min ago`));
     nodes.push(svg("text", { x: WIDTH - 6, y: HEIGHT - 4, "text-anchor": "end" }, "now"));
     visible.forEach((points, place) => nodes.push(...lines(points, place, across, up)));
     this.plot.replaceChildren(...nodes);

@@ -24,6 +24,7 @@ export function size(value) {
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds < 0.001) return `${short.format(seconds * 1e6)} µs`;
   if (seconds < 1) return `${short.format(seconds * 1000)} ms`;
   if (seconds < 120) return `${short.format(seconds)} s`;

@@ -55,7 +55,7 @@ function one(root, { params, life }) {
     columns: [
       { title: "Member", cell: (row) => row.member_id },
       { title: "Topics", cell: (row) => row.topics.join(", ") },
-      { title: "Joined", cell: (row) => time(row.joined_at_ms) },
+      { title: "Joined", tight: true, cell: (row) => time(row.joined_at_ms) },
     ],
   });
   const partitions = new Table({
@@ -117,7 +117,7 @@ function resetForm(name, life) {
   const head = el("p", { role: "status" });
   const outcome = el("section", { hidden: true }, head, plan.node, el("div", { class: "row" }, apply));
   const trouble = el("div");
-  const fields = { offset: field("Offset", offset), at: field("Time", at, "local time"), partition: field("Partition", partition) };
+  const fields = { offset: field("Offset", offset), at: field("Time here", at), partition: field("Partition", partition) };
   let planned = null;
   const shape = () => {
     fields.offset.hidden = to.value !== "offset";

@@ -22,8 +22,8 @@ export function overview(root, { life }) {
     cost: card("Cost per month", "requests at the current rate"),
   };
   const charts = {
-    records: new LineChart({ title: "Records per second", names: ["records in", "records out"], format: rate }),
-    bytes: new LineChart({ title: "Bytes per second", names: ["bytes in", "bytes out"], format: size }),
+    records: new LineChart({ title: "Records per second", names: ["in", "out"], format: rate }),
+    bytes: new LineChart({ title: "Bytes per second", names: ["in", "out"], format: size, base: 1024 }),
     latency: new LineChart({ title: "Produce latency", names: ["p50", "p99"], format: duration }),
     errors: new LineChart({ title: "Errors per second", names: ["errors", "backpressure"], format: rate }),
   };
@@ -45,8 +45,8 @@ export function overview(root, { life }) {
   life.every(LOOK_MS, trouble, async () => {
     const seen = await look(life.signal);
     showNow(cards, seen);
-    charts.records.update(history);
-    charts.bytes.update(history);
+    charts.records.update({ in: history["records in"], out: history["records out"] });
+    charts.bytes.update({ in: history["bytes in"], out: history["bytes out"] });
     charts.latency.update(history);
     charts.errors.update(history);
     paths.update(pathRows(seen));
@@ -59,7 +59,7 @@ export function overview(root, { life }) {
     const found = await get("/cost", life.signal);
     cards.cost.set(dollars(found.dollars_per_month), `requests of the last ${duration(found.window_seconds)}`);
     cost.update(found.intervals);
-    setText(basis, `Requests of this broker to the store, by ${found.basis}; storage and traffic are not in it. The marked line is measured, the others are estimates: a longer interval makes fewer, larger objects, and every acknowledgement waits for it.`);
+    setText(basis, `Requests of this broker to the store, by ${found.basis}; storage and traffic are not in it. The line marked “now” is measured, the others are estimates: a longer interval makes fewer, larger objects, and every acknowledgement waits for it.`);
   });
 }
 
@@ -99,9 +99,9 @@ function costTable() {
     none: "This broker does not write: it flushes nothing.",
     columns: [
       { title: "Flush after", number: true, cell: (row) => ({ text: duration(row.batch_max_delay_ms / 1000), kind: row.current ? "on" : "" }) },
-      { title: "Flushes per second", number: true, cell: (row) => rate(row.flushes_per_second) },
+      { title: "Flushes/s", number: true, cell: (row) => rate(row.flushes_per_second) },
       { title: "Cost per month", number: true, cell: (row) => dollars(row.dollars_per_month) },
-      { title: "", cell: (row) => (row.current ? "current, measured" : "") },
+      { title: "", cell: (row) => (row.current ? { text: "now", kind: "on", title: "The setting of this broker: measured" } : "") },
     ],
   });
 }

@@ -77,7 +77,7 @@ function showCards(cards, found) {
   cards.records.set(number(found.next - found.earliest), `offsets ${number(found.earliest)} to ${number(found.next - 1)}`);
   if (found.next <= found.earliest) cards.records.set("0", `next offset ${number(found.next)}`);
   cards.size.set(size(found.bytes), `${shared}in ${plural(found.entries, "entry", "entries")}, ${size(found.compacted_bytes)} compacted`);
-  cards.lag.set(number(found.lag_records), `records; compacted up to ${number(found.cursor)}`);
+  cards.lag.set(number(found.lag_records), `records, from offset ${number(found.cursor)} on`);
 }
 
 function compactionNodes(found) {
@@ -108,7 +108,7 @@ function objectTable() {
       { title: "Records", number: true, cell: (row) => number(row.records) },
       { title: "Kind", cell: (row) => kindOf(row) },
       { title: "Size", number: true, cell: (row) => size(row.bytes) },
-      { title: "Written", cell: (row) => time(row.created_at_ms) },
+      { title: "Written", tight: true, cell: (row) => time(row.created_at_ms) },
       { title: "By", cell: (row) => row.writer || "–" },
       { title: "Object", cell: (row) => ({ text: shortened(row.object), title: row.object }) },
     ],

@@ -2,7 +2,7 @@
 
 import { el, empty } from "./dom.js";
 
-/** `columns`: {title, number, cell(row)}; a cell is a text or {text, href, label, kind, title}. */
+/** `columns`: {title, number, tight, cell(row)}; tight: on one line; a cell is a text or {text, href, label, kind, title}. */
 export class Table {
   constructor({ caption, columns, key, none }) {
     this.columns = columns;
@@ -11,7 +11,7 @@ export class Table {
     this.body = el("tbody");
     this.none = empty(none || "Nothing here yet.");
     this.none.hidden = true;
-    const head = el("tr", {}, columns.map((column) => el("th", { scope: "col", class: column.number ? "number" : null }, column.title)));
+    const head = el("tr", {}, columns.map((column) => el("th", { scope: "col", class: classOf(column) }, column.title)));
     this.scroll = el(
       "div",
       { class: "scroll", role: "region", tabindex: "0", "aria-label": caption },
@@ -28,7 +28,7 @@ export class Table {
       kept.add(key);
       let known = this.rows.get(key);
       if (!known) {
-        known = { node: el("tr", {}, this.columns.map((column) => el("td", { class: column.number ? "number" : null }))), cells: [] };
+        known = { node: el("tr", {}, this.columns.map((column) => el("td", { class: classOf(column) }))), cells: [] };
         this.rows.set(key, known);
       }
       this.#cells(known, row);
@@ -56,6 +56,8 @@ export class Table {
     });
   }
 }
+
+const classOf = (column) => (column.number ? "number" : column.tight ? "tight" : null);
 
 function drawn(cell) {
   if (cell.href) return el("a", { href: cell.href, title: cell.title, "aria-label": cell.label }, el("bdi", {}, cell.text));

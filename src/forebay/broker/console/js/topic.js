@@ -85,7 +85,7 @@ function partitionTable(part, sizes, states) {
       { title: "Records", number: true, cell: (row) => number(row.records) },
       { title: "Size", number: true, cell: (row) => sizeOf(sizes.get(row.partition)) },
       { title: "Entries", number: true, cell: (row) => number(sizes.get(row.partition)?.entries) },
-      { title: "Compacted up to", number: true, cell: (row) => number(states.get(row.partition)?.cursor) },
+      { title: "Compaction cursor", number: true, cell: (row) => number(states.get(row.partition)?.cursor) },
       { title: "Compaction lag", number: true, cell: (row) => number(states.get(row.partition)?.lag_records) },
       { title: "Compaction", cell: (row) => compactionState(states.get(row.partition)?.state) },
     ],

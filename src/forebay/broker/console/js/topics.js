@@ -23,9 +23,9 @@ export function topics(root, { life }) {
       { title: "Partitions", number: true, cell: (row) => number(row.partitions) },
       { title: "Records", number: true, cell: (row) => number(details.get(row.topic)?.records) },
       { title: "State", cell: (row) => stateOf(row, details.get(row.topic)) },
-      { title: "Retention", cell: (row) => retention(row.settings) },
+      { title: "Retention", tight: true, cell: (row) => retention(row.settings) },
       { title: "Compaction", cell: (row) => (row.settings.compaction ? "on" : "off") },
-      { title: "Created", cell: (row) => time(row.created_at_ms).slice(0, 16) },
+      { title: "Created", tight: true, cell: (row) => time(row.created_at_ms).slice(0, 16) },
     ],
   });
   const draw = () => {
