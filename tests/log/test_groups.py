@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.coordination import Coordinator, MemoryCoordinator
+from forebay.coordination import Coordinator, MemoryCoordinator, Operation, WriteResult
 from forebay.errors import Closed, NotFound, UsageError
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.ids import IdSource
@@ -18,6 +20,7 @@ from forebay.log._group_assign import assign
 from forebay.log._group_member import GroupConfig
 from forebay.log._group_records import GenerationFenced, GroupBusy, TopicPartition
 from forebay.log._groups import Groups
+from forebay.log._keys import GroupKeys
 from forebay.log._trim import Trimmer
 from forebay.storage import MemoryStore, ObjectStore
 
@@ -232,6 +235,72 @@ async def test_a_member_that_cannot_start_leaves_nothing_behind(log: Log) -> Non
 # -- From outside
 
 
+async def test_a_start_that_is_cancelled_leaves_no_member(log: Log) -> None:
+    member, joined = log.groups.member("billing", ["orders"]), asyncio.Event()
+
+    async def never() -> None:
+        joined.set()
+        await asyncio.Event().wait()
+
+    member._refresh = never  # type: ignore[method-assign]
+    start = asyncio.get_running_loop().create_task(member.start())
+    await joined.wait()
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    async with log.groups.member("billing", ["orders"]) as other:
+        assert list(other.owned) == ALL
+
+
+async def test_a_member_that_could_not_enter_its_key_tries_again_with_the_next_look(log: Log) -> None:
+    """A session alone is no membership: nobody would assign anything to it, and nothing would say so."""
+    async with log.groups.member("billing", ["orders"]) as one:
+        assert one._session is not None
+        await one._session.close()
+        put = log.coordinator.put
+
+        async def refuse(*_: Any, **__: Any) -> int:
+            raise Closed("cut off")
+
+        log.coordinator.put = refuse  # type: ignore[method-assign]
+        with pytest.raises(Closed):
+            await one._look()
+        assert one.owned == {}
+        log.coordinator.put = put  # type: ignore[method-assign]
+        await one._look()
+        assert list(one.owned) == ALL
+
+
+async def test_what_is_held_is_committed_beside_what_is_not(log: Log) -> None:
+    async with log.groups.member("billing", ["orders"]) as one:
+        del one._held[at(1)]
+        with pytest.raises(GenerationFenced) as refused:
+            await one.commit({at(0): 2, at(1): 2, at(2): 2})
+        assert refused.value.partition == at(1)
+        assert (one.owned[at(0)], one.owned[at(2)]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("place", "offset", "generation"),
+    [
+        (TopicPartition("or/ders", 0), 1, 0),
+        (TopicPartition("orders", -1), 1, 0),
+        (("orders", 0), 1, 0),
+        (TopicPartition("orders", 0), -1, 0),
+        (TopicPartition("orders", 0), "1", 0),
+        (TopicPartition("orders", 0), 2**70, 0),
+        (TopicPartition("orders", 0), 1, -1),
+        (TopicPartition("orders", 0), 1, 2**64 - 1),
+    ],
+)
+async def test_commits_that_nobody_could_read_again_are_refused(
+    log: Log, place: Any, offset: Any, generation: int
+) -> None:
+    with pytest.raises(UsageError):
+        await log.groups.commit("billing", {at(1): 1, place: offset}, generation=generation)
+    assert await log.groups.list() == []
+
+
 async def test_commits_from_outside_are_fenced_by_generation_and_by_members(log: Log) -> None:
     await log.groups.commit("spark", {at(0): 5, at(1): 6}, generation=3)
     with pytest.raises(GenerationFenced) as caught:
@@ -352,6 +421,78 @@ async def test_a_deleted_group_is_gone_and_its_members_are_fenced(log: Log) -> N
     await log.groups.delete("billing")
     assert await log.groups.list() == []
     assert await log.groups.committed("billing") == {}
+
+
+async def test_a_reset_passes_over_topics_that_were_deleted(log: Log) -> None:
+    await log.write(0, [b"a", b"b"])
+    await log.write(0, [b"a"], topic="gone")
+    await log.groups.commit("billing", {at(0): 3, at(0, "gone"): 2})
+    await log.catalog.delete("gone")
+    [plan] = await log.groups.reset("billing", to="earliest")
+    assert (plan.topic, plan.before, plan.after) == ("orders", 3, 1)
+    with pytest.raises(LookupError):
+        await log.groups.reset("billing", [at(0, "gone")], to="earliest")
+
+
+async def test_a_reset_of_no_group_or_to_no_place_is_refused_and_makes_none(log: Log) -> None:
+    with pytest.raises(NotFound):
+        await log.groups.reset("billign", to="earliest")
+    await log.groups.commit("billing", {at(0): 1})
+    for place in ("banana", True, 1.0):
+        with pytest.raises(UsageError, match="no place"):
+            await log.groups.reset("billing", to=place)  # type: ignore[arg-type]
+    assert await log.groups.list() == ["billing"]
+
+
+async def test_a_member_with_nothing_to_commit_hears_of_a_forced_reset(log: Log) -> None:
+    await log.write(0, [b"a", b"b"])
+    async with log.groups.consumer("billing", ["orders"]) as consumer:
+        await consumer.poll()
+        await consumer.commit()
+        await log.groups.reset("billing", to="earliest", force=True)
+        await consumer.member._refresh()
+        [batch] = await consumer.poll(timeout_s=10)
+        assert batch.start_offset == 1
+        await consumer.commit()
+    assert (await log.groups.committed("billing"))[at(0)].offset == 3
+
+
+async def test_a_reset_wins_over_a_commit_that_comes_in_between(log: Log) -> None:
+    await log.write(0, [b"a", b"b", b"c"])
+    async with log.groups.member("billing", ["orders"]) as one:
+        await one.commit({at(0): 2})
+        write = log.coordinator.write
+
+        async def commit_first(operations: Sequence[Operation]) -> list[WriteResult]:
+            log.coordinator.write = write  # type: ignore[method-assign]
+            await one.commit({at(0): 3})
+            return await write(operations)
+
+        entered = log.groups._retry
+
+        async def then(operation: Any) -> Any:
+            log.coordinator.write = commit_first  # type: ignore[method-assign]
+            log.groups._retry = entered  # type: ignore[method-assign]
+            return await entered(operation)
+
+        check = log.groups._check_idle
+
+        async def idle(keys: GroupKeys, force: bool) -> None:
+            await check(keys, force)
+            log.groups._retry = then  # type: ignore[method-assign]
+
+        log.groups._check_idle = idle  # type: ignore[method-assign]
+        await log.groups.reset("billing", [at(0)], to="earliest", force=True)
+        assert (await log.groups.committed("billing"))[at(0)].offset == 1
+
+
+async def test_a_group_that_was_deleted_under_its_members_is_listed_while_they_live(log: Log) -> None:
+    async with log.groups.member("billing", ["orders"]) as one:
+        await log.groups.delete("billing", force=True)
+        await one._refresh()
+        assert await log.groups.list() == ["billing"]
+        await one.commit({at(0): 1})
+        assert (await log.groups.describe("billing")).members[0].member_id == one.member_id
 
 
 # -- Consumers

@@ -18,6 +18,7 @@ the last commit. Records that were handed out and not committed are handed out a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ from forebay.log._group_records import (
     GroupState,
     MemberRecord,
     TopicPartition,
+    validate_offset,
 )
 from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, group_key, validate_group
 from forebay.log._records import decode_record, encode_record
@@ -126,7 +128,8 @@ class GroupMember:
             await enter_group(self._coordinator, self.group, self._retry)
             await self._join()
             await self._refresh()
-        except ForebayError:
+        except BaseException:
+            # Also when it is cancelled: a session that lives on would hold partitions that nobody reads.
             await self.close()
             raise
         self._task = asyncio.get_running_loop().create_task(self._live(), name=f"forebay {self.member_id}")
@@ -184,10 +187,13 @@ class GroupMember:
 
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         changes: dict[TopicPartition, tuple[Held, GroupOffset]] = {}
+        problems: list[ForebayError] = []
         for place, offset in offsets.items():
+            validate_offset(place, offset)
             held = self._held.get(place)
             if held is None:
-                raise self._fenced(place, self.generation)
+                problems.append(self._fenced(place, self.generation))
+                continue
             if held.record.offset is not None and offset < held.record.offset:
                 raise UsageError(
                     f"{place} is committed up to {held.record.offset}, not {offset}",
@@ -195,7 +201,7 @@ class GroupMember:
                 )
             now = self._clock.now_ms()
             changes[place] = (held, msgspec.structs.replace(held.record, offset=offset, committed_at_ms=now))
-        problems = [
+        problems += [
             problem
             for place, answer in (await self._offsets.write(changes)).items()
             if (problem := self._concluded(place, answer)) is not None
@@ -250,7 +256,6 @@ class GroupMember:
 
     async def _join(self) -> None:
         session = await self._retry(lambda: self._coordinator.open_session(self._config.session_timeout_ms))
-        self._session = session
         record = MemberRecord(member_id=self.member_id, topics=self.topics, joined_at_ms=self._clock.now_ms())
 
         async def put() -> None:
@@ -261,15 +266,22 @@ class GroupMember:
                 partition_key=self._keys.partition_key,
             )
 
-        await self._retry(put)
+        try:
+            await self._retry(put)
+        except BaseException:
+            # A session without the member's key would look like a life, and nobody would assign it anything.
+            with contextlib.suppress(ForebayError):
+                await session.close()
+            raise
+        self._session = session
 
     async def _refresh(self) -> None:
         """Bring the state up to date, then hold what it gives to this member and nothing else."""
         async with self._turn:
-            state = await self._retry(self._agree)
+            state, offsets = await self._retry(self._agree)
             self.generation = state.generation
             mine = {TopicPartition(*each) for each in state.assignment.get(self.member_id, [])}
-            lost = self._held.keys() - mine
+            lost = (self._held.keys() - mine) | self._overwritten(offsets)
             for place in lost:
                 del self._held[place]
             gained = mine - self._held.keys()
@@ -278,8 +290,19 @@ class GroupMember:
             if lost or gained:
                 self._changed.set()
 
-    async def _agree(self) -> GroupState:
-        """The state that fits the live members; written by this member if nobody was faster."""
+    def _overwritten(self, offsets: Mapping[TopicPartition, Held]) -> set[TopicPartition]:
+        """What it holds and somebody else has written to since: a reset, say. Without commits of its own, as
+        at the end of the log, this is how it hears of it."""
+        return {
+            place
+            for place, held in self._held.items()
+            if (now := offsets.get(place)) is None
+            or (now.version != held.version and now.record.owner != self.member_id)
+        }
+
+    async def _agree(self) -> tuple[GroupState, Mapping[TopicPartition, Held]]:
+        """The state that fits the live members; written by this member if nobody was faster. And the offsets
+        as they were just before."""
         keys = self._keys
         low, high = f"{keys.members}/", f"{keys.members}//"
         record = await self._coordinator.get(keys.state, partition_key=keys.partition_key)
@@ -289,12 +312,13 @@ class GroupMember:
         topics = {member.member_id: member.topics for member in members}
         counts = await self._counts({topic for each in members for topic in each.topics})
         # Commits from outside choose a generation of their own; members must come after all of them.
-        highest = max([held.record.generation for held in (await self._offsets.read()).values()], default=0)
+        offsets = await self._offsets.read()
+        highest = max([held.record.generation for held in offsets.values()], default=0)
         before = {
             member: [TopicPartition(*each) for each in places] for member, places in state.assignment.items()
         }
         if highest <= state.generation and _fits(before, topics, counts):
-            return state
+            return state, offsets
         chosen = assign(topics, counts, before)
         wanted = GroupState(
             generation=max(state.generation, highest) + 1,
@@ -306,10 +330,13 @@ class GroupMember:
             revision=self._ids.token(),
         )
         version = ABSENT if record is None else record.version
+        if record is None:
+            # The group may have been deleted under its members, by force. It lives, so it is listed.
+            await enter_group(self._coordinator, self.group, self._retry)
         await self._coordinator.put(
             keys.state, encode_record(wanted), version, partition_key=keys.partition_key
         )
-        return wanted
+        return wanted, offsets
 
     async def _counts(self, topics: set[str]) -> dict[str, int]:
         names = sorted(topics)

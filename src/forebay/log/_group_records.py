@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
-from forebay.errors import NotDone
+from forebay.errors import NotDone, UsageError
+from forebay.log._keys import PartitionKeys
 
 __all__ = [
     "GenerationFenced",
@@ -15,7 +17,12 @@ __all__ = [
     "GroupState",
     "MemberRecord",
     "TopicPartition",
+    "validate_generation",
+    "validate_offset",
 ]
+
+NUMBER_MAX: Final = 2**62
+"""Highest offset and generation that can be committed: what is counted up from there still fits 64 bits."""
 
 
 class GenerationFenced(NotDone):
@@ -97,3 +104,18 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     member_id: str
     topics: list[str]
     joined_at_ms: int
+
+
+def validate_offset(place: TopicPartition, offset: int) -> None:
+    """Raise unless this is a partition that can be, and an offset in it."""
+    if not isinstance(place, TopicPartition):
+        raise UsageError(f"{place!r} is no partition", hint="as TopicPartition('orders', 0)")
+    PartitionKeys(place.topic, place.partition)
+    if type(offset) is not int or not 0 <= offset <= NUMBER_MAX:
+        raise UsageError(f"{place} cannot be at {offset!r}", hint="offsets are integers from 1 on")
+
+
+def validate_generation(generation: int) -> None:
+    """Raise unless a group could come after it."""
+    if type(generation) is not int or not 0 <= generation <= NUMBER_MAX:
+        raise UsageError(f"generation {generation!r}", hint=f"an integer from 0 to {NUMBER_MAX:,}")

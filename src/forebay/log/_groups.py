@@ -36,6 +36,8 @@ from forebay.log._group_records import (
     GroupState,
     MemberRecord,
     TopicPartition,
+    validate_generation,
+    validate_offset,
 )
 from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, group_key, groups_range
 from forebay.log._reader import LogReader
@@ -151,8 +153,7 @@ class Groups:
     async def describe(self, group: str) -> GroupDescription:
         """Members and lag; raises `NotFound` where there is no such group."""
         keys = GroupKeys(group)
-        if await self._get(group_key(group), CATALOG_PARTITION_KEY) is None:
-            raise NotFound(group, hint="a group comes into being with its first member or commit")
+        await self._check_exists(group)
         record = await self._get(keys.state, keys.partition_key)
         state = GroupState() if record is None else decode_record(GroupState, keys.state, record.value)
         members = await self._members(keys)
@@ -208,6 +209,9 @@ class Groups:
         Raises `GenerationFenced` where a partition belongs to a live member or to a higher generation; the
         others are committed.
         """
+        validate_generation(generation)
+        for place, offset in offsets.items():
+            validate_offset(place, offset)
         if group not in self._entered:
             await enter_group(self._coordinator, group, self._retry)
             self._entered.add(group)
@@ -243,35 +247,63 @@ class Groups:
         dry_run: bool = False,
         force: bool = False,
     ) -> list[GroupReset]:
-        """Move a group to one end, an offset or a time, in the partitions named or all it knows.
+        """Move a group to one end, an offset or a time: in the partitions named, or all it knows that exist.
 
-        An offset outside the log becomes the nearer end. Raises `GroupBusy` where members are alive, unless
-        forced: they are fenced then, claim again, and go on from the new offset.
+        An offset outside the log becomes the nearer end. Raises `NotFound` where no partition is named and
+        there is no such group, and `GroupBusy` where members are alive, unless forced: they are fenced then,
+        claim again with their next look at the group, and go on from the new offset.
         """
         if (to is None) == (to_time_ms is None):
             raise UsageError("a reset goes to one place", hint="give either `to` or `to_time_ms`")
-        store = self._offsets(group)
-        found = await store.read()
+        if to is not None and to not in ("earliest", "latest") and type(to) is not int:
+            raise UsageError(f"{to!r} is no place in a log", hint="'earliest', 'latest' or an offset")
+        found = await self._offsets(group).read()
+        if partitions is None and not found:
+            await self._check_exists(group)
         chosen = sorted(found) if partitions is None else list(partitions)
-        afters = await asyncio.gather(*(self._target(place, to, to_time_ms) for place in chosen))
+        afters = await asyncio.gather(
+            *(self._target(place, to, to_time_ms) for place in chosen), return_exceptions=True
+        )
+        targets: dict[TopicPartition, int] = {}
+        for place, after in zip(chosen, afters, strict=True):
+            if isinstance(after, LookupError) and partitions is None:
+                continue  # The topic was deleted after the group had read it: there is no place to go to.
+            if isinstance(after, BaseException):
+                raise after
+            targets[place] = after
         plan = [
             GroupReset(
                 place.topic, place.partition, found[place].record.offset if place in found else None, after
             )
-            for place, after in zip(chosen, afters, strict=True)
+            for place, after in targets.items()
         ]
-        if dry_run:
-            return plan
-        await self._check_idle(GroupKeys(group), force)
-        await enter_group(self._coordinator, group, self._retry)
+        if not dry_run:
+            await self._check_idle(GroupKeys(group), force)
+            await enter_group(self._coordinator, group, self._retry)
+            await self._retry(lambda: self._reset(group, targets, force))
+        return plan
+
+    async def _reset(self, group: str, targets: dict[TopicPartition, int], force: bool) -> None:
+        """One attempt at what is left of the targets. A commit that came in between is reset as well."""
+        store = self._offsets(group)
+        found = await store.read()
         changes = {}
-        for place, after in zip(chosen, afters, strict=True):
+        for place, after in targets.items():
             held = found.get(place, store.absent(place))
             changes[place] = (held, self._moved(held.record, after, held.record.generation))
-        problems = _problems(group, 0, await store.write(changes))
-        if problems:
-            raise problems[0]
-        return plan
+        answers = await store.write(changes)
+        for place, answer in answers.items():
+            if isinstance(answer, Held):
+                del targets[place]
+        for answer in answers.values():
+            if isinstance(answer, ForebayError):
+                raise answer
+        if targets:
+            await self._check_idle(GroupKeys(group), force)
+            raise Unavailable(
+                f"group {group!r} commits faster than it can be reset in {len(targets)} partitions",
+                hint="stop its members, then reset it again",
+            )
 
     async def delete(self, group: str, *, force: bool = False) -> None:
         """Forget a group and its offsets. Raises `GroupBusy` where members are alive, unless forced."""
@@ -290,6 +322,10 @@ class Groups:
 
         await self._retry(attempt)
         self._entered.discard(group)
+
+    async def _check_exists(self, group: str) -> None:
+        if await self._get(group_key(group), CATALOG_PARTITION_KEY) is None:
+            raise NotFound(group, hint="a group comes into being with its first member or commit")
 
     async def _check_idle(self, keys: GroupKeys, force: bool) -> None:
         members = await self._members(keys)
