@@ -83,14 +83,14 @@ class Run:
     reads: int
 
 
-def crash_after(step: int | None, in_flight: bool) -> Run:
+def crash_after(step: int | None, in_flight: bool, work: Any = compact_once) -> Run:
     async def main(world: World) -> Run:
         await prepare(world)
         auditor = Auditor(world, [KEYS])
         stop: list[bool] = []
         reads: list[int] = []
         reader = world.spawn("reader", read_on, stop, reads)
-        first = world.spawn("first", compact_once)
+        first = world.spawn("first", work)
         if step is not None:
             first.crash_at(step, in_flight)
         await world.join(first)
@@ -110,6 +110,14 @@ def test_every_offset_stays_readable_wherever_a_compactor_dies_and_another_goes_
     runs = [crash_after(step, flying) for step in range(steps + 1) for flying in (True, False)]
     assert steps > 20
     assert sum(run.crashed for run in runs) >= 2 * steps - 2
+    assert all(run.reads for run in runs)
+
+
+def test_every_offset_stays_readable_wherever_a_compactor_dies_that_reads_ahead() -> None:
+    steps = crash_after(None, True, compact).steps
+    runs = [crash_after(step, step % 2 == 0, compact) for step in range(steps + 1)]
+    assert steps > 40
+    assert sum(run.crashed for run in runs) >= steps - 2
     assert all(run.reads for run in runs)
 
 
@@ -172,7 +180,7 @@ def test_two_compactors_at_once_without_a_claim_with_faults_and_crashes() -> Non
     assert looks
 
 
-def _rivals(seed: int) -> int:
+def _rivals(seed: int, work: Any = None) -> int:
     async def main(world: World) -> int:
         await prepare(world)
         auditor = Auditor(world, [KEYS])
@@ -180,7 +188,7 @@ def _rivals(seed: int) -> int:
         reads: list[int] = []
         world.inject(STORMY, rotate_s=1.0)
         reader = world.spawn("reader", read_on, stop, reads)
-        rivals = [world.spawn(name, _patient_compact) for name in ("ann", "bob")]
+        rivals = [world.spawn(name, work or _patient_compact) for name in ("ann", "bob")]
         for rival in rivals:
             rival.crash_randomly(0.01, restart_after_s=0.5, crashes_max=4)
         await world.join(*rivals)
@@ -211,6 +219,24 @@ async def _patient_compact(me: Actor) -> None:
         if result.outcome == "idle":
             return
         await me.clock.sleep(me.random.random() * 0.1)
+
+
+def test_two_compactors_at_once_that_read_ahead_with_faults_and_crashes() -> None:
+    assert sum(run_seeds(_rivals_ahead, range(max(1, len(seeds(5))))))
+
+
+def _rivals_ahead(seed: int) -> int:
+    return _rivals(seed, _patient_compact_all)
+
+
+async def _patient_compact_all(me: Actor) -> None:
+    """As `_patient_compact`, with a call that does several runs."""
+    for _ in range(30):
+        try:
+            await compactor_in(me).compact_all("t", 0)
+            return
+        except ForebayError:
+            await me.clock.sleep(0.2)
 
 
 def test_a_stalled_compactor_wakes_after_its_rival_and_does_no_harm() -> None:

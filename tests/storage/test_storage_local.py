@@ -24,7 +24,7 @@ from forebay.errors import (
     Unsupported,
     UsageError,
 )
-from forebay.storage import ABSENT, KeyConflict, LocalStore
+from forebay.storage import ABSENT, InvalidRange, KeyConflict, LocalStore
 
 
 @pytest.fixture
@@ -339,6 +339,36 @@ async def test_a_read_that_is_not_cached_goes_to_a_thread(
     monkeypatch.setattr(os, "preadv", refuse)
     assert (await store.get("k")).data == b"0123456789"
     assert await store.get_ranges("k", [(8, 2), (0, 1)]) == [b"89", b"0"]
+    assert await store.get_range("k", 8, 2) == b"89"
+
+
+async def test_a_range_of_what_is_no_plain_file_is_not_found(root: Path, store: LocalStore) -> None:
+    await store.put("directory/file", b"1")
+    (root / "link").symlink_to(root / "directory" / "file")
+    os.mkfifo(root / "pipe")
+    for key in ("link", "pipe", "directory", "directory/file/below", "absent"):
+        with pytest.raises(NotFound):
+            await store.get_range(key, 0, 1)
+        with pytest.raises(NotFound):
+            await store.get_ranges(key, [(0, 1)])
+
+
+@pytest.mark.parametrize("wrong", [(11, 0), (9, 2), (-1, 1), (0, -1), (1 << 70, 1), (0, 1 << 70)])
+async def test_a_range_that_is_not_there_is_refused_on_either_way(
+    store: LocalStore, wrong: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.put("k", b"0123456789")
+    assert await store.get_range("k", 10, 0) == b""
+    for _ in range(2):
+        with pytest.raises(InvalidRange):
+            await store.get_range("k", *wrong)
+        with pytest.raises(InvalidRange):
+            await store.get_ranges("k", [(0, 1), wrong])
+        monkeypatch.setattr(os, "preadv", _uncached)
+
+
+def _uncached(*_: Any) -> int:
+    raise BlockingIOError(errno.EAGAIN, "not in the cache")
 
 
 async def test_store_copied_without_its_empty_directories_takes_writes(store: LocalStore, root: Path) -> None:

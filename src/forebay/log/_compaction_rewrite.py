@@ -3,9 +3,12 @@
 Slices are fetched in order, some ahead of the others, and joined without being decoded. The run is cut at the
 entry where its *uncompressed* size passes the target, so that compressed batches cannot blow it up. The
 slices and the object made of them are the peak: about twice the target, and what the store needs to send it.
+The slices of the next run may be read while this one is uploaded; they are joined after it was let go.
 
-Every slice is held against the length, checksum and count of its entry; the object is opened again before the
-PUT, and read back and compared after it. The sources are only let go after that.
+Every slice is held against the length, checksum and count of its entry, as soon as it is there and by one
+look at its bytes: a batch ends with its own checksum, which says what that of the whole must be. The checksum
+of the object is computed over the slices before they are copied together, so reading the object back and
+comparing shows whether it was joined, sent and stored right. The sources are only let go after that.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from crc32c import crc32c
 
 from forebay.errors import ForebayError, FormatError, OutcomeUnknown, Unavailable
+from forebay.formats.batch_facts import plain_bytes, whole_checksum
 from forebay.formats.bytes_batch import ENCODING, Codec
 from forebay.formats.bytes_batch_join import Piece, join, open_piece
 from forebay.kit.clock import Clock
@@ -32,9 +36,12 @@ from forebay.log._resolve import Located
 from forebay.log._uris import key_of
 from forebay.storage import ABSENT, ObjectStore
 
-__all__ = ["Folded", "Rewriter"]
+__all__ = ["Folded", "Rewriter", "Source"]
 
 T = TypeVar("T")
+
+_Slice: TypeAlias = tuple[Piece, int, int]
+"""A slice, its bytes as stored, and its bytes without compression."""
 
 GROUP_ENTRIES_MAX: Final = 64
 """Most slices that one task fetches one after the other."""
@@ -60,8 +67,8 @@ class Folded:
 
 
 @dataclass(slots=True)
-class _Source:
-    """What was read of a run."""
+class Source:
+    """What was read of a run, checked."""
 
     pieces: list[tuple[Piece, int]] = field(default_factory=list)
     entries: list[Located] = field(default_factory=list)
@@ -80,38 +87,42 @@ class Rewriter:
     policy: RetryPolicy
     on_stage: Callable[[str, float], None]
 
-    async def fold(self, run: Run, *, target_bytes: int, fetches_max: int, codec: Codec) -> Folded:
-        """The records of a run, or of its first part, as one batch. Raises `NotFound` or `DataLost`."""
+    async def read(self, run: Run, *, target_bytes: int, fetches_max: int) -> Source:
+        """The slices of a run, or of its first part, in order. Raises `NotFound` or `DataLost`."""
         began = self.clock.monotonic()
         source = await self._read(run, target_bytes + target_bytes // 4, fetches_max)
         self.on_stage("read", self.clock.monotonic() - began)
+        return source
+
+    def fold(self, source: Source, codec: Codec) -> Folded:
+        """The records of a source as one batch. The source is empty afterwards."""
         began = self.clock.monotonic()
+        _check_count(source)
         body = join(source.pieces, codec=codec)
         # The slices are in the body now. Let them go before the upload makes copies of its own.
         source.pieces.clear()
-        folded = Folded(body, source.entries, source.bytes_read, crc32c(body))
-        _check_encoded(folded)
+        folded = Folded(body, source.entries, source.bytes_read, whole_checksum(body))
         self.on_stage("encode", self.clock.monotonic() - began)
         return folded
 
-    async def _read(self, run: Run, plain_bytes_max: int, fetches_max: int) -> _Source:
+    async def _read(self, run: Run, plain_bytes_max: int, fetches_max: int) -> Source:
         """The slices of the run in order, up to so many uncompressed bytes."""
-        source = _Source()
+        source = Source()
         groups = _grouped(run.entries, fetches_max)
-        ahead: deque[asyncio.Task[list[bytes | ForebayError]]] = deque()
+        ahead: deque[asyncio.Task[list[_Slice | ForebayError]]] = deque()
         upcoming = iter(groups)
         try:
             for group in groups:
                 while len(ahead) < fetches_max and (following := next(upcoming, None)):
                     ahead.append(asyncio.create_task(self._fetch_group(following)))
-                for entry, found in zip(group, await ahead.popleft(), strict=True):
+                for entry, found in zip(group, await ahead.popleft(), strict=False):
                     if isinstance(found, ForebayError):
                         raise found
-                    piece = _checked(entry, found)
+                    piece, stored, plain = found
                     source.pieces.append((piece, entry.entry.created_at_ms))
                     source.entries.append(entry)
-                    source.bytes_read += len(found)
-                    source.bytes_plain += len(piece.body)
+                    source.bytes_read += stored
+                    source.bytes_plain += plain
                     if source.bytes_plain >= plain_bytes_max:
                         return source
         finally:
@@ -119,18 +130,22 @@ class Rewriter:
                 task.cancel()
         return source
 
-    async def _fetch_group(self, group: Sequence[Located]) -> list[bytes | ForebayError]:
-        return [await self._fetch(entry) for entry in group]
+    async def _fetch_group(self, group: Sequence[Located]) -> list[_Slice | ForebayError]:
+        """The slices, the last of them an error where one cannot be had or is damaged.
 
-    async def _fetch(self, wanted: Located) -> bytes | ForebayError:
-        """The slice, or why it cannot be had: a request that nobody waits for any more must not complain."""
+        It is not raised: a request that nobody waits for any more must not complain.
+        """
+        slices: list[_Slice | ForebayError] = []
         try:
-            try:
-                return await self._get(wanted)
-            except Unavailable:
-                return await self._patiently(lambda: self._get(wanted))
+            for wanted in group:
+                try:
+                    data = await self._get(wanted)
+                except Unavailable:
+                    data = await self._patiently(lambda wanted=wanted: self._get(wanted))  # type: ignore[misc]
+                slices.append((_checked(wanted, data), len(data), plain_bytes(data)))
         except ForebayError as error:
-            return error
+            slices.append(error)
+        return slices
 
     async def _get(self, wanted: Located) -> bytes:
         entry = wanted.entry
@@ -142,6 +157,8 @@ class Rewriter:
     async def upload(self, keys: PartitionKeys, folded: Folded, *, read_back: bool) -> str:
         """Write the object under a fresh name, see that it arrived whole, and return its key."""
         began = self.clock.monotonic()
+        if not read_back and crc32c(folded.body) != folded.checksum:
+            raise ForebayError(f"{keys}: slices were joined wrongly", hint="check the memory of this machine")
 
         async def put() -> str:
             # A new name for every attempt: an attempt whose reply was lost leaves an orphan, no puzzle.
@@ -194,12 +211,12 @@ def _checked(wanted: Located, data: bytes) -> Piece:
         raise _damaged(wanted, f"it is encoded as {entry.encoding[:50]!r}")
     if entry.byte_length is not None and len(data) != entry.byte_length:
         raise _damaged(wanted, f"{len(data)} bytes, {entry.byte_length} expected")
-    if entry.crc32c is not None and crc32c(data) != entry.crc32c:
-        raise _damaged(wanted, "the checksum of the bytes is not that of the index entry")
     try:
         piece = open_piece(data)
     except FormatError as error:
         raise _damaged(wanted, str(error)) from error
+    if entry.crc32c is not None and whole_checksum(data) != entry.crc32c:
+        raise _damaged(wanted, "the checksum of the bytes is not that of the index entry")
     if piece.count != entry.msg_count:
         raise _damaged(wanted, f"it holds {piece.count} records, its entry says {entry.msg_count}")
     return piece
@@ -213,10 +230,11 @@ def _damaged(wanted: Located, reason: str) -> DataLost:
     )
 
 
-def _check_encoded(folded: Folded) -> None:
-    found = open_piece(folded.body).count
-    if found != folded.count:
+def _check_count(source: Source) -> None:
+    found = sum([piece.count for piece, _ in source.pieces])
+    expected = source.entries[-1].end_offset - source.entries[0].start_offset + 1
+    if found != expected:
         raise ForebayError(
-            f"{folded.entries[0].keys}: {found} records were encoded for {folded.count} offsets",
+            f"{source.entries[0].keys}: {found} records were read for {expected} offsets",
             hint="this is a defect of Forebay",
         )

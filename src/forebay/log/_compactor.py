@@ -12,6 +12,9 @@ commit still finds its own append by id in the index until its deadline is over.
 Small compacted objects would stay small for ever, since only WAL entries are selected. A run below the target
 therefore waits until its oldest entry is `wait_for_full_ms` old, or until more has come.
 
+`compact_all` does this range after range, and reads the slices of the next one while the store is busy with
+the object of this one; see `_compaction_ahead`.
+
 What becomes of two compactors at once, and of one that stalls anywhere, is told in `_compaction_steps`.
 """
 
@@ -28,7 +31,8 @@ from forebay.formats import bytes_batch
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
 from forebay.kit.retry import RetryPolicy, retry
-from forebay.log._compaction_rewrite import Folded, Rewriter
+from forebay.log._compaction_ahead import Ahead, ReadAhead
+from forebay.log._compaction_rewrite import Folded, Rewriter, Source
 from forebay.log._compaction_run import Run, RunLimits, entries_from, select_run
 from forebay.log._compaction_steps import STEP_POLICY, CompactionSteps, Ended
 from forebay.log._errors import DataLost
@@ -161,15 +165,20 @@ class Compactor:
         """`compact_once` until there is nothing more to do; the last result says why."""
         results: list[CompactionResult] = []
         raced = 0
-        while True:
-            result = await self.compact_once(topic, partition, config=config)
-            results.append(result)
-            if progress is not None:
-                progress(result)
-            # Having lost a race says nothing of what is left; losing again and again says who does the work.
-            raced = raced + 1 if result.outcome == "raced" else 0
-            if not result.progressed and not 0 < raced < RACES_MAX:
-                return results
+        ahead = Ahead()
+        try:
+            while True:
+                work = _Work(self, PartitionKeys(topic, partition), config or self.config, ahead)
+                result = await work.run()
+                results.append(result)
+                if progress is not None:
+                    progress(result)
+                # Having lost a race says nothing of what is left; losing every time says who does the work.
+                raced = raced + 1 if result.outcome == "raced" else 0
+                if not result.progressed and not 0 < raced < RACES_MAX:
+                    return results
+        finally:
+            await ahead.close()
 
     async def resume(self, topic: str, partition: int) -> Ended | None:
         """Finish the compaction under way, whoever began it; None where there is none."""
@@ -177,9 +186,17 @@ class Compactor:
 
 
 class _Work:
-    """One call of `compact_once`."""
+    """One call of `compact_once`, or one round of `compact_all`."""
 
-    def __init__(self, compactor: Compactor, keys: PartitionKeys, config: CompactorConfig) -> None:
+    def __init__(
+        self,
+        compactor: Compactor,
+        keys: PartitionKeys,
+        config: CompactorConfig,
+        ahead: Ahead | None = None,
+    ) -> None:
+        """`ahead` holds what the round before has read for this one, and this one reads for the next."""
+        self._ahead = ahead
         self._keys = keys
         self._config = config
         self._store = compactor._store
@@ -289,28 +306,27 @@ class _Work:
             reason="these offsets were trimmed or compacted already",
         )
 
-    async def _select(self, meta: PartitionMeta) -> Run | None:
+    async def _select(self, cursor: int) -> Run | None:
         config = self._config
         entries = entries_from(
             self._coordinator,
             self._keys,
-            meta.cursor,
+            cursor,
             clock=self._clock,
             randomness=self._random,
             policy=self._policy,
         )
         young_ms = self._clock.now_ms() - config.min_age_ms
         began = self._clock.monotonic()
-        run = await select_run(
-            entries, meta.cursor, RunLimits(config.target_bytes, config.entries_max, young_ms)
-        )
+        run = await select_run(entries, cursor, RunLimits(config.target_bytes, config.entries_max, young_ms))
         self._stage("select", self._clock.monotonic() - began)
         return run
 
     # -- fold
 
     async def _fold(self, blank: CompactionResult, meta: PartitionMeta) -> CompactionResult:
-        run = await self._select(meta)
+        ready = None if self._ahead is None else await self._ahead.take(meta.cursor)
+        run = await self._select(meta.cursor) if ready is None else ready.run
         if run is None:
             return replace(blank, reason="no entry is old enough" if meta.lag else "everything is compacted")
         blank = replace(blank, candidate_entries=len(run.entries), candidate_bytes=run.bytes)
@@ -318,7 +334,7 @@ class _Work:
         if waits:
             return replace(blank, outcome="waiting", reason=waits)
         try:
-            return await self._rewrite(blank, run)
+            return await self._rewrite(blank, run, await self._read(run) if ready is None else ready.source)
         except NotFound as error:
             # A rival folded the range, and vacuum took its sources: then the cursor has moved.
             if (await self._steps.meta(self._keys)).cursor == meta.cursor:
@@ -338,11 +354,12 @@ class _Work:
             return f"{run.bytes:,} bytes, below the target, and the first is {age_ms / 1000:.0f} s old"
         return ""
 
-    async def _rewrite(self, blank: CompactionResult, run: Run) -> CompactionResult:
+    async def _rewrite(self, blank: CompactionResult, run: Run, source: Source) -> CompactionResult:
         config = self._config
-        folded = await self._rewriter.fold(
-            run, target_bytes=config.target_bytes, fetches_max=config.fetches_max, codec=config.codec
-        )
+        folded = self._rewriter.fold(source, config.codec)
+        if self._ahead is not None:
+            following = folded.entries[-1].end_offset + 1
+            self._ahead.begin(lambda: self._look_ahead(following))
         began = self._clock.monotonic()
         key = await self._rewriter.upload(self._keys, folded, read_back=config.read_back)
         elapsed = self._clock.monotonic() - began
@@ -364,6 +381,17 @@ class _Work:
                 reason=f"the run ended by {run.ended_by}",
             ),
             record,
+        )
+
+    async def _look_ahead(self, cursor: int) -> ReadAhead | None:
+        """The run that comes next if all goes well, unless it would wait."""
+        run = await self._select(cursor)
+        return None if run is None or self._waits(run) else ReadAhead(run, await self._read(run))
+
+    async def _read(self, run: Run) -> Source:
+        config = self._config
+        return await self._rewriter.read(
+            run, target_bytes=config.target_bytes, fetches_max=config.fetches_max
         )
 
     def _record(self, folded: Folded, uri: str) -> Compaction:

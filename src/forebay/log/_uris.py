@@ -12,6 +12,7 @@ live in memory, are therefore read by their key alone.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from forebay.errors import StorageDamaged
@@ -24,14 +25,18 @@ _BUCKETS: Final = ("s3://", "gs://", "az://")
 _KEY: Final = re.compile(rf"(?:^|/)({ROOT}/(?:wal-shared/[^/]+|[^/]+/partitions/[0-9]+/data/[a-z]+/[^/]+))$")
 
 
+STORES_REMEMBERED: Final = 256
+"""Stores whose base is kept at hand: every entry of an index is taken apart with it."""
+
+
 def uri_of(store: ObjectStore, key: str) -> str:
     """The full name of an object of this store."""
-    return f"{_base(store)}/{key}"
+    return f"{_base(store.url)}/{key}"
 
 
 def key_of(store: ObjectStore, uri: str) -> str:
     """The key inside this store; raises `StorageDamaged` where the URI belongs to another bucket."""
-    base = _base(store)
+    base = _base(store.url)
     if base.startswith(_BUCKETS) or uri.startswith(_BUCKETS):
         key = uri[len(base) + 1 :] if uri.startswith(f"{base}/") else ""
     else:
@@ -45,8 +50,9 @@ def key_of(store: ObjectStore, uri: str) -> str:
     return key
 
 
-def _base(store: ObjectStore) -> str:
-    scheme, separator, rest = store.url.partition("?")[0].partition("://")
+@lru_cache(STORES_REMEMBERED)
+def _base(url: str) -> str:
+    scheme, separator, rest = url.partition("?")[0].partition("://")
     if not separator:
-        scheme, rest = "file", store.url
+        scheme, rest = "file", url
     return f"{scheme}://{rest.rstrip('/')}"

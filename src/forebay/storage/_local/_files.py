@@ -30,14 +30,16 @@ from forebay.storage._local._directories import RACES_MAX, Directories
 from forebay.storage._local._errors import EFFECT_UNKNOWN, from_os_error, reported
 from forebay.storage._local._locks import Held, Stripes
 
-__all__ = ["LocalFiles", "OpenObject", "Turn"]
+__all__ = ["NOT_THERE", "READ_FLAGS", "LocalFiles", "OpenObject", "Turn"]
 
 VERSION_ATTRIBUTE = "user.forebay.version"
 FOREIGN = "foreign"
 """How the version of a file begins that another tool wrote."""
 # O_NONBLOCK: opening a pipe that somebody put here must not wait for a writer.
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NOT_THERE = (FileNotFoundError, NotADirectoryError)
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""How an object is opened for reading."""
+NOT_THERE = (FileNotFoundError, NotADirectoryError)
+"""What opening a key raises under which there is no object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,17 @@ class LocalFiles:
         self._directories = Directories(root)
         self._stripes = Stripes(root, self._directories)
 
+    def path(self, key: str) -> str:
+        """The file of an object."""
+        return self._base + key
+
     @contextmanager
     def opened(self, key: str) -> Iterator[OpenObject]:
         """The object under `key`, open for reading. Raises `NotFound`."""
         with reported(f"reading {key!r}"):
             try:
-                descriptor = os.open(self._base + key, _READ)
-            except _NOT_THERE:
+                descriptor = os.open(self._base + key, READ_FLAGS)
+            except NOT_THERE:
                 raise NotFound(key) from None
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENXIO):
@@ -141,7 +147,7 @@ class LocalFiles:
                     return found.version
             try:
                 mode = os.lstat(self._base + key).st_mode
-            except _NOT_THERE:
+            except NOT_THERE:
                 return ABSENT
             if stat.S_ISREG(mode):
                 if when is ANY:
@@ -200,7 +206,7 @@ class LocalFiles:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
             descriptor = os.open(self.root / directory, flags)
-        except _NOT_THERE:
+        except NOT_THERE:
             return dict.fromkeys(keys)
         except OSError as error:
             return dict.fromkeys(keys, from_os_error(error, f"deleting in {directory!r}"))
@@ -248,7 +254,7 @@ def _inspect(key: str, descriptor: int) -> OpenObject:
 def _is_object(name: str, descriptor: int) -> bool:
     try:
         return stat.S_ISREG(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode)
-    except _NOT_THERE:
+    except NOT_THERE:
         return False
 
 

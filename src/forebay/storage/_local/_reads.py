@@ -3,6 +3,9 @@
 Each function can run in two ways. With `cached` it takes only what lies in the page cache (RWF_NOWAIT) and
 raises `WouldWait` otherwise, so it may run on the event loop; that spares the hop to a thread and back,
 which costs more than a small read. Without, it waits for the disk and belongs into a thread.
+
+Ranges out of the cache need neither version nor size: open, read, close. Whatever is not as expected, from a
+range that ends early to an error, raises `WouldWait`; the thread looks again and finds the words for it.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ from collections.abc import Sequence
 
 from forebay.errors import NotFound, Unavailable
 from forebay.storage._api import Range, StoredObject, validate_range
-from forebay.storage._local._files import FOREIGN, LocalFiles, OpenObject
+from forebay.storage._local._files import FOREIGN, NOT_THERE, READ_FLAGS, LocalFiles, OpenObject
 
-__all__ = ["WouldWait", "read_if_changed", "read_object", "read_ranges"]
+__all__ = ["WouldWait", "cached_range", "read_if_changed", "read_object", "read_ranges"]
 
 INLINE_READ_BYTES_MAX = 256 * 1024
 """Largest read that is tried on the event loop: copying it takes no longer than the hop to a thread."""
@@ -47,17 +50,45 @@ def read_if_changed(files: LocalFiles, key: str, cached: bool, *, version: str) 
 
 def read_ranges(files: LocalFiles, key: str, cached: bool, *, ranges: Sequence[Range]) -> list[bytes]:
     """Several ranges of one object."""
-    if cached and sum(length for _, length in ranges) > INLINE_READ_BYTES_MAX:
-        raise WouldWait
+    if cached:
+        return _cached_ranges(files, key, ranges)
     with files.opened(key) as found:
         for start, length in ranges:
             validate_range(key, start, length, found.size)
         return [_read(found, start, length, cached) for start, length in ranges]
 
 
+def cached_range(files: LocalFiles, key: str, start: int, length: int) -> bytes:
+    """One range, if it is cached."""
+    descriptor = _open_quickly(files, key)
+    try:
+        return _read_cached(descriptor, start, length)
+    finally:
+        os.close(descriptor)
+
+
+def _cached_ranges(files: LocalFiles, key: str, ranges: Sequence[Range]) -> list[bytes]:
+    if sum(length for _, length in ranges) > INLINE_READ_BYTES_MAX:
+        raise WouldWait
+    descriptor = _open_quickly(files, key)
+    try:
+        return [_read_cached(descriptor, start, length) for start, length in ranges]
+    finally:
+        os.close(descriptor)
+
+
+def _open_quickly(files: LocalFiles, key: str) -> int:
+    try:
+        return os.open(files.path(key), READ_FLAGS)
+    except NOT_THERE:
+        raise NotFound(key) from None
+    except OSError:
+        raise WouldWait from None
+
+
 def _read(found: OpenObject, start: int, length: int, cached: bool) -> bytes:
     if cached:
-        return _read_cached(found, start, length)
+        return _read_cached(found.descriptor, start, length) if length else b""
     pieces: list[bytes] = []
     while length:
         piece = os.pread(found.descriptor, length, start)
@@ -69,15 +100,16 @@ def _read(found: OpenObject, start: int, length: int, cached: bool) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _read_cached(found: OpenObject, start: int, length: int) -> bytes:
-    if length > INLINE_READ_BYTES_MAX:
+def _read_cached(descriptor: int, start: int, length: int) -> bytes:
+    # Reading nothing would not show whether the range lies inside the object, and -1 is where we are to preadv.
+    if start < 0 or not 0 < length <= INLINE_READ_BYTES_MAX:
         raise WouldWait
     piece = bytearray(length)
     try:
-        if length and os.preadv(found.descriptor, [piece], start, os.RWF_NOWAIT) != length:
+        if os.preadv(descriptor, [piece], start, os.RWF_NOWAIT) != length:
             raise WouldWait
-    except OSError:
-        raise WouldWait from None  # Not in the cache, or a file system that cannot tell.
+    except (OSError, OverflowError):
+        raise WouldWait from None  # Not in the cache, or a file system that cannot tell, or no such offset.
     return bytes(piece)
 
 

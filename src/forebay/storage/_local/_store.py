@@ -37,7 +37,13 @@ from forebay.storage._api import (
 from forebay.storage._handle import Handle
 from forebay.storage._local._errors import reported
 from forebay.storage._local._files import LocalFiles
-from forebay.storage._local._reads import WouldWait, read_if_changed, read_object, read_ranges
+from forebay.storage._local._reads import (
+    WouldWait,
+    cached_range,
+    read_if_changed,
+    read_object,
+    read_ranges,
+)
 from forebay.storage._local._walk import walk
 from forebay.storage._local._writers import Writers
 
@@ -97,6 +103,20 @@ class LocalStore(ObjectStore):
     async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
         """All ranges from one inode."""
         return await self._read(key, partial(read_ranges, ranges=ranges))
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """The same as `get_ranges` with one of them, on a shorter way."""
+        validate_key(key)
+        self._check()
+        try:
+            return cached_range(self._files, key, start, length)
+        except WouldWait:
+            ranges = [(start, length)]
+            [data] = await self._run(self._readers, self._ranges, key, ranges)
+            return data
+
+    def _ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        return read_ranges(self._files, key, False, ranges=ranges)
 
     async def head(self, key: str) -> ObjectInfo:
         """Size, version and time of one inode."""
