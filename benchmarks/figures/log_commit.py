@@ -94,8 +94,8 @@ class SpecifiedSequence:
         if not self._begun:
             await self._begin()
         parts = [
-            shared_blob.Part(group.topic, group.partition, 1, bytes_batch.encode_batch(group.batch))
-            for group in _groups(self._every[0].topic, len(self._every))
+            shared_blob.Part(keys.topic, keys.partition, 1, bytes_batch.encode([RECORD]))
+            for keys in self._every
         ]
         blob, slices = shared_blob.encode(parts, created_at_ms=self._clock.now_ms())
         key = shared_wal_key(self._ids.ulid())

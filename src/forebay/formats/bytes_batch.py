@@ -52,11 +52,15 @@ __all__ = [
     "RECORDS_MAX",
     "BytesBatch",
     "Codec",
+    "Frame",
     "concat",
     "decode",
     "encode",
     "encode_batch",
+    "frame_of",
     "merge",
+    "read_back",
+    "sealed_frame",
 ]
 
 ENCODING: Final = "bytes-batch-v1"
@@ -117,6 +121,16 @@ class BytesBatch:
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all columns in memory."""
+        columns = (self.values, self.keys, self.timestamps_ms, self.headers)
+        return sum([int(column.nbytes) for column in columns if column is not None])
+
+    def longest_bytes(self) -> int:
+        """Bytes of the largest value or key."""
+        return max([_longest(column) for column in (self.values, self.keys) if column is not None])
+
     def records(self) -> list[bytes]:
         """The values as a list. A Python object per record: for small batches and tests."""
         values: list[bytes] = self.values.to_pylist()
@@ -168,7 +182,7 @@ def encode_batch(batch: BytesBatch, *, codec: Codec = "none") -> bytes:
         numbers += header_lengths
         data += header_data
     parts: list[bytes | memoryview] = [*(column.tobytes() for column in numbers), *data]
-    return _frame(columns, count, parts, codec)
+    return frame_of(columns, count, parts, codec).tobytes()
 
 
 def concat(batches: Sequence[tuple[BytesBatch, int]], *, codec: Codec = "none") -> bytes:
@@ -212,8 +226,27 @@ def _concat_optional(columns: Sequence[tuple[pa.Array | None, int]], kind: pa.Da
     return pa.concat_arrays([pa.nulls(n, kind) if column is None else column for column, n in columns])
 
 
-def _frame(columns: int, count: int, parts: list[bytes | memoryview], codec: Codec) -> bytes:
-    size = sum(len(part) for part in parts)
+@dataclass(slots=True, eq=False)
+class Frame:
+    """An encoded batch as the buffers it consists of, in order: copied once, by whoever puts it somewhere."""
+
+    parts: list[bytes | memoryview]
+    size: int
+    """Bytes of all parts."""
+    crc32c: int
+    """Checksum of all parts, the one at their end included."""
+
+    def __len__(self) -> int:
+        return self.size
+
+    def tobytes(self) -> bytes:
+        """The parts as one."""
+        return b"".join(self.parts)
+
+
+def frame_of(columns: int, count: int, parts: list[bytes | memoryview], codec: Codec) -> Frame:
+    """A batch from its sections, in the order of the layout."""
+    size = sum([len(part) for part in parts])
     if size > BODY_BYTES_MAX:
         raise LimitExceeded("BODY_BYTES_MAX", limit=BODY_BYTES_MAX, actual=size, hint="send smaller batches")
     if codec not in _CODECS:
@@ -221,14 +254,28 @@ def _frame(columns: int, count: int, parts: list[bytes | memoryview], codec: Cod
     prefix = _PREFIX.pack(MAGIC, _CODECS[codec], columns, 0, count, size)
     if codec == "zstd":
         parts = [zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(b"".join(parts))]
+        size = len(parts[0])
     checksum = crc32c(prefix)
     for part in parts:
         checksum = crc32c(part, checksum)
-    return b"".join((prefix, *parts, _CHECKSUM.pack(_masked(checksum))))
+    seal = _CHECKSUM.pack(_masked(checksum))
+    return Frame([prefix, *parts, seal], _PREFIX.size + size + _CHECKSUM.size, crc32c(seal, checksum))
+
+
+def sealed_frame(data: bytes | memoryview) -> Frame:
+    """A batch that is encoded already, and was found to be sound: its own checksum is taken at its word."""
+    seal = bytes(data[-_CHECKSUM.size :])
+    [masked] = _CHECKSUM.unpack(seal)
+    return Frame([data], len(data), crc32c(seal, _unmasked(masked)))
 
 
 def _masked(checksum: int) -> int:
     return ((checksum >> 15 | checksum << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _unmasked(masked: int) -> int:
+    rotated = (masked - _MASK_DELTA) & 0xFFFFFFFF
+    return (rotated << 15 | rotated >> 17) & 0xFFFFFFFF
 
 
 def _check_columns(batch: BytesBatch, count: int) -> None:
@@ -282,6 +329,11 @@ def _lengths(array: pa.BinaryArray) -> _Lengths:
     return lengths
 
 
+def _longest(array: pa.BinaryArray) -> int:
+    offsets = _offsets(array)
+    return int((offsets[1:] - offsets[:-1]).max(initial=0))
+
+
 def _data(array: pa.BinaryArray) -> memoryview:
     if array.null_count:
         # Null slots may hide bytes that no length accounts for.
@@ -306,6 +358,14 @@ def decode(data: bytes | memoryview) -> BytesBatch:
     """The columns of a batch; raises `Corrupt` for anything that is not exactly one."""
     view = memoryview(data).cast("B")
     codec, columns, count, size = _read_prefix(view)
+    stored = view[_PREFIX.size : -_CHECKSUM.size]
+    return _Body(_uncompressed(stored, codec, size), count).read(columns)
+
+
+def read_back(data: bytes | memoryview) -> BytesBatch:
+    """`decode` of bytes that were made in here a moment ago: their checksum is not computed once more."""
+    view = memoryview(data).cast("B")
+    _, codec, columns, _, count, size = _PREFIX.unpack_from(view)
     stored = view[_PREFIX.size : -_CHECKSUM.size]
     return _Body(_uncompressed(stored, codec, size), count).read(columns)
 

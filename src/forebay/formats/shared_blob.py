@@ -31,7 +31,7 @@ from crc32c import crc32c
 
 from forebay.errors import LimitExceeded, UsageError
 from forebay.formats._errors import Corrupt, UnsupportedEncoding
-from forebay.formats.bytes_batch import ENCODING
+from forebay.formats.bytes_batch import ENCODING, Frame
 
 __all__ = ["BLOB_BYTES_MAX", "HEADER_BYTES_MAX", "SLICES_MAX", "Header", "Part", "Slice", "decode", "encode"]
 
@@ -56,7 +56,7 @@ class Part:
     topic: str
     partition: int
     msg_count: int
-    body: bytes
+    body: bytes | Frame
     encoding: str = ENCODING
 
 
@@ -92,25 +92,32 @@ def encode(parts: Sequence[Part], *, created_at_ms: int) -> tuple[bytes, list[Sl
         raise UsageError("a shared blob holds at least one part")
     if len(parts) > SLICES_MAX:
         raise LimitExceeded("SLICES_MAX", limit=SLICES_MAX, actual=len(parts), hint="flush more often")
-    checksums = [crc32c(part.body) for part in parts]
-    relative = _layout(parts, checksums, 0)
+    frames = [_framed(part.body) for part in parts]
+    relative = _layout(parts, frames, 0)
     # Every offset is written with at most this many digits more than the relative one.
-    spare = sum(_OFFSET_DIGITS - len(str(one.body_offset)) for one in relative)
+    spare = sum([_OFFSET_DIGITS - len(str(one.body_offset)) for one in relative])
     unpadded = Header(version=VERSION, created_at_ms=created_at_ms, partitions=relative)
     length = len(_encode_header(unpadded)) + spare
-    slices = _layout(parts, checksums, _PREFIX.size + length)
+    slices = _layout(parts, frames, _PREFIX.size + length)
     header = _encode_header(Header(version=VERSION, created_at_ms=created_at_ms, partitions=slices))
     end = slices[-1].body_offset + slices[-1].body_length
     _check_sizes(length, end)
-    padding = b" " * (length - len(header))
-    blob = b"".join((_PREFIX.pack(MAGIC, length), header, padding, *(part.body for part in parts)))
+    # The one copy of the data on its way from the callers to the store.
+    pieces: list[bytes | memoryview] = [_PREFIX.pack(MAGIC, length), header, b" " * (length - len(header))]
+    for frame in frames:
+        pieces += frame.parts
+    blob = b"".join(pieces)
     assert len(blob) == end
     return blob, slices
 
 
-def _layout(parts: Sequence[Part], checksums: Sequence[int], start: int) -> list[Slice]:
+def _framed(body: bytes | Frame) -> Frame:
+    return body if isinstance(body, Frame) else Frame([body], len(body), crc32c(body))
+
+
+def _layout(parts: Sequence[Part], frames: Sequence[Frame], start: int) -> list[Slice]:
     slices = []
-    for part, checksum in zip(parts, checksums, strict=True):
+    for part, frame in zip(parts, frames, strict=True):
         slices.append(
             Slice(
                 topic=part.topic,
@@ -118,11 +125,11 @@ def _layout(parts: Sequence[Part], checksums: Sequence[int], start: int) -> list
                 msg_count=part.msg_count,
                 encoding=part.encoding,
                 body_offset=start,
-                body_length=len(part.body),
-                crc32c=checksum,
+                body_length=frame.size,
+                crc32c=frame.crc32c,
             )
         )
-        start += len(part.body)
+        start += frame.size
     return slices
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from forebay.errors import ForebayError, LimitExceeded, UsageError
 from forebay.formats.bytes_batch import BytesBatch, Headers
+from forebay.formats.bytes_batch_piece import Piece, piece_of_lists
 from forebay.formats.shared_blob import Slice
 from forebay.log._keys import PartitionKeys
 
@@ -41,20 +42,21 @@ PRODUCER_ID_CHARS_MAX: Final = 64
 """Longest name of an idempotent producer: each partition keeps the names of the last 256 in one record."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class AppendGroup:
-    """The records of one call for one partition."""
+    """The records of one call for one partition. Not to be changed once it was handed to a writer."""
 
     topic: str
     partition: int
-    batch: BytesBatch
+    batch: BytesBatch | Piece
+    """Columns, or the sections of an encoded batch, which are not made into columns on their way."""
     producer_id: str | None = None
     """Makes the append idempotent, together with `sequence`."""
     sequence: int | None = None
     """Number of this append among those of the producer to this partition: 0, 1, 2 and so on."""
     epoch: int | None = None
     """Fencing epoch of the writer. Below the partition's epoch the append is refused for ever."""
-    _size_bytes: list[int] = field(default_factory=list, init=False, repr=False)
+    _size_bytes: int = field(default=-1, init=False, repr=False)
 
     @classmethod
     def of(
@@ -68,6 +70,11 @@ class AppendGroup:
         headers: Sequence[Headers | None] | pa.ListArray | None = None,
     ) -> AppendGroup:
         """A group from lists or Arrow arrays. `dataclasses.replace` adds producer id, sequence and epoch."""
+        if type(records) is list and headers is None and (keys is None or type(keys) is list):
+            try:
+                return cls(topic, partition, piece_of_lists(records, keys=keys, timestamps_ms=timestamps_ms))
+            except (TypeError, UsageError):
+                pass  # What is wrong with them is found below, or when the group is appended.
         batch = BytesBatch.of(records, keys=keys, timestamps_ms=timestamps_ms, headers=headers)
         return cls(topic, partition, batch)
 
@@ -75,11 +82,9 @@ class AppendGroup:
     def size_bytes(self) -> int:
         """Bytes of the records in memory: what counts against the bounds of a producer."""
         # Asked for by the producer and again by the writer, and Arrow takes its time to tell.
-        if not self._size_bytes:
-            batch = self.batch
-            columns = (batch.values, batch.keys, batch.timestamps_ms, batch.headers)
-            self._size_bytes.append(sum([int(column.nbytes) for column in columns if column is not None]))
-        return self._size_bytes[0]
+        if self._size_bytes < 0:
+            self._size_bytes = self.batch.size_bytes
+        return self._size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,26 +189,22 @@ def validate_group(group: AppendGroup, size_bytes: int) -> None:
         raise UsageError(f"partition {group.partition!r}", hint="a partition is an integer from 0 on")
     if count == 0:
         raise UsageError("a group holds at least one record", hint="leave empty groups out")
+    if isinstance(batch, BytesBatch):
+        _check_columns(batch, count)
+    if size_bytes > RECORD_BYTES_MAX and (longest := batch.longest_bytes()) > RECORD_BYTES_MAX:
+        raise LimitExceeded(
+            "RECORD_BYTES_MAX", limit=RECORD_BYTES_MAX, actual=longest, hint="put it into an object"
+        )
+    if group.producer_id is not None or group.sequence is not None or group.epoch is not None:
+        _validate_producer(group)
+
+
+def _check_columns(batch: BytesBatch, count: int) -> None:
     if batch.values.null_count:
         raise UsageError("a record is None", hint="an empty record is b''")
     for column in (batch.keys, batch.timestamps_ms, batch.headers):
         if column is not None and len(column) != count:
             raise UsageError(f"a column of {len(column)} for {count} records", hint="give one per record")
-    if size_bytes > RECORD_BYTES_MAX:
-        for column in (batch.values, batch.keys):
-            if column is not None:
-                _check_lengths(column)
-    if group.producer_id is not None or group.sequence is not None or group.epoch is not None:
-        _validate_producer(group)
-
-
-def _check_lengths(column: pa.BinaryArray) -> None:
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-    longest = int(np.diff(offsets).max())
-    if longest > RECORD_BYTES_MAX:
-        raise LimitExceeded(
-            "RECORD_BYTES_MAX", limit=RECORD_BYTES_MAX, actual=longest, hint="put it into an object"
-        )
 
 
 def _validate_producer(group: AppendGroup) -> None:

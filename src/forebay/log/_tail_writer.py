@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from forebay.formats import bytes_batch
 from forebay.formats.bytes_batch import HEADERS_TYPE, BytesBatch
+from forebay.formats.bytes_batch_join import columns_of
 from forebay.log._append import AppendResult, Unit
 from forebay.log._tail_cache import TailCache
 from forebay.log._upload import Uploaded
@@ -42,10 +43,11 @@ class TailFedWriter(LogWriter):
         pending = None if state is None or state.control is None else state.control.pending
         if pending is None or not unit.append_id or pending.append_id != unit.append_id:
             return
-        timed = {group.batch.timestamps_ms is None for group in unit.groups}
+        batches = [columns_of(group.batch) for group in unit.groups]
+        timed = {batch.timestamps_ms is None for batch in batches}
         if len(timed) != 1:
             return
-        batch = bytes_batch.merge([group.batch for group in unit.groups], time_ms=0)
+        batch = bytes_batch.merge(batches, time_ms=0)
         if len(batch) == pending.msg_count:
             place = (unit.keys.topic, unit.keys.partition, pending.start_offset)
             cache.committed(*place, _as_stored(batch), pending.created_at_ms)

@@ -13,11 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import pyarrow as pa
 
 from forebay.errors import ForebayError, LimitExceeded, OutcomeUnknown, Unavailable, UsageError
 from forebay.formats import bytes_batch, shared_blob
+from forebay.formats.bytes_batch import BytesBatch
+from forebay.formats.bytes_batch_join import merge
+from forebay.formats.bytes_batch_piece import piece_of
 from forebay.kit.retry import retry
 from forebay.log._append import (
     FLUSH_BYTES_MAX,
@@ -33,6 +37,9 @@ from forebay.log._uris import uri_of
 from forebay.log._writer_config import WriterParts
 
 __all__ = ["Uploaded", "Uploader", "units_of"]
+
+VIEWED_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Largest object that batches in a tail cache are views of; of larger ones they are copies."""
 
 
 @dataclass(slots=True, eq=False)
@@ -135,15 +142,15 @@ class Uploader:
             unit.slice, unit.uri, unit.uploaded_at = where, uri, began
             if not unit.append_id:
                 unit.append_id = f"{unique}-{number}"
+            if self._keeps_batches:
+                unit.batch = _read_back(blob, where)
         return encoded
 
     def _part(self, unit: Unit, now_ms: int) -> shared_blob.Part:
-        batch = bytes_batch.merge([group.batch for group in unit.groups], time_ms=now_ms)
-        body = bytes_batch.encode_batch(batch, codec=self._codec)
-        if self._keeps_batches:
-            # Read back, not kept: what the cache serves must be exactly what the log would give.
-            unit.batch = bytes_batch.decode(body)
-        return shared_blob.Part(unit.keys.topic, unit.keys.partition, len(batch), body)
+        batches = [group.batch for group in unit.groups]
+        pieces = [piece_of(batch) if isinstance(batch, BytesBatch) else batch for batch in batches]
+        frame = merge(pieces, time_ms=now_ms, codec=self._codec)
+        return shared_blob.Part(unit.keys.topic, unit.keys.partition, unit.count, frame)
 
     async def _put(self, key: str, blob: bytes) -> None:
         async def put() -> None:
@@ -158,6 +165,13 @@ class Uploader:
             # The same bytes under a key that nobody else uses: sending them twice is sending them once.
             retryable=lambda error: isinstance(error, Unavailable | OutcomeUnknown),
         )
+
+
+def _read_back(blob: bytes, where: shared_blob.Slice) -> BytesBatch:
+    """What the log will give for a slice. It is read back, not kept: exactly this is what a cache serves."""
+    view = memoryview(blob)[where.body_offset : where.body_offset + where.body_length]
+    # A view keeps the whole object in memory for as long as any slice of it is cached.
+    return bytes_batch.read_back(view if len(blob) <= VIEWED_BYTES_MAX else bytes(view))
 
 
 def _usage(error: Exception) -> ForebayError:
