@@ -213,6 +213,29 @@ def test_removed_subscriber_pins_nothing_and_stays_removed() -> None:
     simulate(scenario)
 
 
+@pytest.mark.parametrize("outcome", ["ack", "nack", "reject"])
+def test_outcome_behind_a_removal_does_not_bring_the_subscriber_back(outcome: str) -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        quiver = await store(world, disk, SLOW).open()
+        await quiver.register("gone")
+        await quiver.register("stays")
+        await segments(quiver, 3)
+        delivery = await take(quiver, "gone")
+        # The removal is on its way to the disk, and the outcome follows it.
+        await asyncio.gather(quiver.unregister("gone"), getattr(delivery, outcome)(), return_exceptions=True)
+        assert not quiver.has_subscriber("gone")
+        assert await drain(quiver, "stays") == [0, 1, 2]
+        await quiver.maintain()
+        assert quiver.stats().segments == 0
+        crashed = disk.after_crash(power_loss=True)
+        async with store(world, crashed, SLOW) as quiver:
+            assert not quiver.has_subscriber("gone")
+            await quiver.register("gone", "latest")
+            assert stats_of(quiver, "gone").lag_segments == 0
+
+    simulate(scenario)
+
+
 def test_rejected_segment_goes_to_the_dead_letters_and_is_told_apart() -> None:
     async def scenario(world: World, disk: SimDisk) -> None:
         async with store(world, disk, SLOW) as quiver:

@@ -6,6 +6,11 @@ crash is true after it. Applying a record twice changes nothing.
 **High-water mark.** The highest segment up to which everything is resolved. Segments resolved above it wait
 in `resolved_above` until the hole fills; the missing ones in between are derived, not stored. Numbers that
 never became a segment (a failed write took one) count as resolved for everybody.
+
+**Outcomes of a subscriber that is not registered.** One that is removed while it acknowledges leaves such a
+record behind its removal; it must not bring the subscriber back, which would pin everything for nobody. Damage
+that took a registration leaves the same trace, and there the subscriber is taken to need everything. Which of
+the two it was is known at the end of a replay: `settle_implied`.
 """
 
 from __future__ import annotations
@@ -61,6 +66,8 @@ class AckState:
         self.next_segment = 1
         self.next_entry = 1
         self.losses: Counter[str] = Counter()
+        self.implied: set[str] | None = None
+        """While a log is replayed: subscribers that only outcomes speak of. None in a running store."""
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> AckState:
@@ -98,9 +105,11 @@ class AckState:
             case quiver_ack.Outcome():
                 self._apply_outcome(record)
             case quiver_ack.Register(subscriber=name, after=after):
+                if self.implied and name in self.implied:
+                    self._forget(name)
                 self.subscribers.setdefault(name, Subscriber(name, after))
             case quiver_ack.Unregister(subscriber=name):
-                self.subscribers.pop(name, None)
+                self._forget(name)
             case quiver_ack.Finalized(segment=segment, entries=runs):
                 self.live.add(segment)
                 self._saw_segment(segment)
@@ -126,6 +135,18 @@ class AckState:
         self.covered.add(first, last)
         self.next_entry = max(self.next_entry, last + 1)
 
+    def settle_implied(self, *, keep: bool) -> None:
+        """The replay is over: subscribers without a registration stay only where damage may have taken it."""
+        implied, self.implied = self.implied or set(), None
+        if not keep:
+            for name in implied:
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self.subscribers.pop(name, None)
+        if self.implied is not None:
+            self.implied.discard(name)
+
     def is_resolved(self, segment: int) -> bool:
         """Whether there are subscribers and none of them needs the segment."""
         return bool(self.subscribers) and all(each.is_resolved(segment) for each in self.subscribers.values())
@@ -141,8 +162,12 @@ class AckState:
 
     def _apply_outcome(self, record: quiver_ack.Outcome) -> None:
         self._saw_segment(record.last)
-        # Without its registration (damage took it) a subscriber is taken to need everything.
-        who = self.subscribers.setdefault(record.subscriber, Subscriber(record.subscriber, 0))
+        who = self.subscribers.get(record.subscriber)
+        if who is None:
+            if self.implied is None:
+                return
+            self.implied.add(record.subscriber)
+            who = self.subscribers[record.subscriber] = Subscriber(record.subscriber, 0)
         if record.outcome == "nack":
             return
         if record.outcome == "dropped":

@@ -120,7 +120,9 @@ class _Recovery:
             found.checkpoints.insert(0, CheckpointFile(number, each.generation, size))
         if checkpoint is not None:
             found.state = AckState.from_checkpoint(checkpoint)
+        found.state.implied = set()
         self._replay_acks(names, 0 if checkpoint is None else checkpoint.generation)
+        found.state.settle_implied(keep=self.report.redelivery_possible)
 
     def _replay_acks(self, names: list[tuple[str, int]], since: int) -> None:
         found, oldest = self.found, None
@@ -220,8 +222,11 @@ class _Recovery:
         for name, size in self.disk.list("wal"):
             generation = generation_of(name, "wal")
             if generation is None:
-                if generation_of(name, SPARE) is not None:
+                spare = generation_of(name, SPARE)
+                if spare is not None:
                     found.wal_spares.append((name, size))
+                    # The number of its last use is in its old frames, so it must not be given out again.
+                    found.next_wal_generation = max(found.next_wal_generation, spare + 1)
                 continue
             file = LogFile(generation, size)
             found.wal_files.append(file)
