@@ -10,6 +10,7 @@ by their numbers and takes the numbers only one after the other. What follows fr
 * A batch is numbered when it is cut and keeps its number, its records and its id through every attempt.
 * Batches go out in the order of their numbers. Several may be under way; where one overtakes another on the
   way the partition refuses it, which is certain and cheap, and it is sent again.
+* Nothing is sent so far ahead of a batch that is not told yet that the partition could forget its number.
 * A batch that is given up leaves a hole that nothing can pass. The lane is then `broken`: it sends nothing
   until all that is under way has been answered, and goes on under a new id from number 0. Batches that were
   certainly not appended are numbered again; one whose answer was lost can not be, since under another number
@@ -129,9 +130,18 @@ class Lane:
             return (
                 None if any(batch.attempts > 1 for batch in self.in_flight) else self._sent(self.again.pop(0))
             )
-        if len(self.in_flight) >= in_flight_max or not (self.due or self.waiting_bytes >= batch_bytes):
+        if self._ahead() >= in_flight_max or not (self.due or self.waiting_bytes >= batch_bytes):
             return None
         return self._sent(self._cut(batch_bytes)) if self.waiting else None
+
+    def _ahead(self) -> int:
+        """How many numbers the next batch is ahead of the oldest that is not told.
+
+        Not the count of those under way: while one waits for its answer others may come and go, and the
+        partition forgets its number once too many have followed it.
+        """
+        numbers = [batch.sequence for batch in self.in_flight if batch.producer_id == self.producer_id]
+        return self.next_sequence - min(numbers, default=self.next_sequence)
 
     def _sent(self, batch: Batch) -> Batch:
         self.in_flight.add(batch)
