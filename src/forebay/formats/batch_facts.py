@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from crc32c import crc32c
 
-from forebay.formats.bytes_batch import _CHECKSUM, _MASK_DELTA, _PREFIX
+from forebay.formats.bytes_batch import _CHECKSUM, _PREFIX, _unmasked
 
 __all__ = ["plain_bytes", "whole_checksum"]
 
@@ -27,5 +27,4 @@ def whole_checksum(data: bytes) -> int:
     """crc32c of the whole batch."""
     end = data[-_CHECKSUM.size :]
     [masked] = _CHECKSUM.unpack(end)
-    rotated = (masked - _MASK_DELTA) & 0xFFFFFFFF
-    return crc32c(end, (rotated << 15 | rotated >> 17) & 0xFFFFFFFF)
+    return crc32c(end, _unmasked(masked))

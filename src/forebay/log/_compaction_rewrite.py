@@ -18,12 +18,14 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from crc32c import crc32c
 
 from forebay.errors import ForebayError, FormatError, OutcomeUnknown, Unavailable
 from forebay.formats.batch_facts import plain_bytes, whole_checksum
+from forebay.formats.batch_pieces import open_pieces
 from forebay.formats.bytes_batch import ENCODING, Codec
 from forebay.formats.bytes_batch_join import Piece, join, open_piece
 from forebay.kit.clock import Clock
@@ -42,6 +44,8 @@ T = TypeVar("T")
 
 _Slice: TypeAlias = tuple[Piece, int, int]
 """A slice, its bytes as stored, and its bytes without compression."""
+_Fetched: TypeAlias = tuple[list[_Slice], ForebayError | None]
+"""Slices, and what is the matter with the one after them."""
 
 GROUP_ENTRIES_MAX: Final = 64
 """Most slices that one task fetches one after the other."""
@@ -109,43 +113,45 @@ class Rewriter:
         """The slices of the run in order, up to so many uncompressed bytes."""
         source = Source()
         groups = _grouped(run.entries, fetches_max)
-        ahead: deque[asyncio.Task[list[_Slice | ForebayError]]] = deque()
+        ahead: deque[asyncio.Task[_Fetched]] = deque()
         upcoming = iter(groups)
         try:
             for group in groups:
                 while len(ahead) < fetches_max and (following := next(upcoming, None)):
                     ahead.append(asyncio.create_task(self._fetch_group(following)))
-                for entry, found in zip(group, await ahead.popleft(), strict=False):
-                    if isinstance(found, ForebayError):
-                        raise found
-                    piece, stored, plain = found
+                slices, error = await ahead.popleft()
+                for entry, (piece, stored, plain) in zip(group, slices, strict=False):
                     source.pieces.append((piece, entry.entry.created_at_ms))
                     source.entries.append(entry)
                     source.bytes_read += stored
                     source.bytes_plain += plain
                     if source.bytes_plain >= plain_bytes_max:
                         return source
+                if error is not None:
+                    raise error
         finally:
             for task in ahead:
                 task.cancel()
         return source
 
-    async def _fetch_group(self, group: Sequence[Located]) -> list[_Slice | ForebayError]:
-        """The slices, the last of them an error where one cannot be had or is damaged.
+    async def _fetch_group(self, group: Sequence[Located]) -> _Fetched:
+        """The slices up to the first that cannot be had or is damaged, and what is the matter with that one.
 
         It is not raised: a request that nobody waits for any more must not complain.
         """
-        slices: list[_Slice | ForebayError] = []
+        found: list[bytes] = []
+        failure: ForebayError | None = None
         try:
             for wanted in group:
                 try:
-                    data = await self._get(wanted)
+                    found.append(await self._get(wanted))
                 except Unavailable:
-                    data = await self._patiently(lambda wanted=wanted: self._get(wanted))  # type: ignore[misc]
-                slices.append((_checked(wanted, data), len(data), plain_bytes(data)))
+                    again = partial(self._get, wanted)
+                    found.append(await self._patiently(again))
         except ForebayError as error:
-            slices.append(error)
-        return slices
+            failure = error
+        slices, damage = _checked(group, found)
+        return slices, damage or failure
 
     async def _get(self, wanted: Located) -> bytes:
         entry = wanted.entry
@@ -204,17 +210,34 @@ def _grouped(entries: Sequence[Located], fetches_max: int) -> list[Sequence[Loca
     return [entries[first : first + size] for first in range(0, len(entries), size)]
 
 
-def _checked(wanted: Located, data: bytes) -> Piece:
-    """The slice, if it is what its entry says; raises `DataLost`."""
+def _checked(group: Sequence[Located], found: Sequence[bytes]) -> _Fetched:
+    """The slices up to the first that is not what its entry says."""
+    pieces: Sequence[Piece | None]
+    try:
+        pieces = open_pieces(found)
+    except FormatError:
+        pieces = [None] * len(found)  # Each by itself, to see which it is.
+    slices: list[_Slice] = []
+    try:
+        for wanted, data, piece in zip(group, found, pieces, strict=False):
+            slices.append((_compared(wanted, data, piece), len(data), plain_bytes(data)))
+    except DataLost as damage:
+        return slices, damage
+    return slices, None
+
+
+def _compared(wanted: Located, data: bytes, piece: Piece | None) -> Piece:
+    """The slice, if it is what its entry says; raises `DataLost`. `piece`: it was opened already."""
     entry = wanted.entry
     if entry.encoding != ENCODING:
         raise _damaged(wanted, f"it is encoded as {entry.encoding[:50]!r}")
     if entry.byte_length is not None and len(data) != entry.byte_length:
         raise _damaged(wanted, f"{len(data)} bytes, {entry.byte_length} expected")
-    try:
-        piece = open_piece(data)
-    except FormatError as error:
-        raise _damaged(wanted, str(error)) from error
+    if piece is None:
+        try:
+            piece = open_piece(data)
+        except FormatError as error:
+            raise _damaged(wanted, str(error)) from error
     if entry.crc32c is not None and whole_checksum(data) != entry.crc32c:
         raise _damaged(wanted, "the checksum of the bytes is not that of the index entry")
     if piece.count != entry.msg_count:

@@ -71,14 +71,15 @@ async def select_run(entries: AsyncIterator[Located], cursor: int, limits: RunLi
     ended_by: RunEnd = "tail"
     async for entry in entries:
         reason = _why_not(entry, expected, limits)
-        full = chosen and size + entry.stored_bytes > limits.target_bytes
+        grown = size + entry.stored_bytes
+        full = chosen and grown > limits.target_bytes
         if reason is None and (full or len(chosen) >= limits.entries_max):
             reason = "target"
         if reason is not None:
             ended_by = reason
             break
         chosen.append(entry)
-        size += entry.stored_bytes
+        size = grown
         expected = entry.end_offset + 1
     return Run(chosen, size, ended_by) if chosen else None
 

@@ -73,9 +73,10 @@ def located(keys: PartitionKeys, record: Record) -> Located:
     """An index entry with the offsets it covers; raises `StorageDamaged` where it covers none."""
     entry = decode_record(IndexEntry, record.key, record.value)
     end = keys.end_offset(record.key)
-    if entry.msg_count < 1 or entry.start_offset(end) < FIRST_OFFSET:
+    start = entry.start_offset(end)
+    if entry.msg_count < 1 or start < FIRST_OFFSET:
         raise StorageDamaged(
             f"{record.key!r} counts {entry.msg_count} records",
             hint="something else wrote this key; `forebay log verify` shows what is affected",
         )
-    return Located(keys, entry.start_offset(end), end, entry)
+    return Located(keys, start, end, entry)

@@ -101,7 +101,7 @@ def _read(found: OpenObject, start: int, length: int, cached: bool) -> bytes:
 
 
 def _read_cached(descriptor: int, start: int, length: int) -> bytes:
-    # Reading nothing would not show whether the range lies inside the object, and -1 is where we are to preadv.
+    # Reading nothing would not show whether the range lies inside; an offset of -1 means elsewhere to preadv.
     if start < 0 or not 0 < length <= INLINE_READ_BYTES_MAX:
         raise WouldWait
     piece = bytearray(length)
