@@ -52,7 +52,7 @@ def test_lists_of_texts_and_of_their_bytes_become_the_batch_that_encode_makes(
     for piece in (
         piece_of_texts(texts, keys=keys, timestamps_ms=times),
         piece_of_lists(records, keys=encoded_keys, timestamps_ms=times),
-        piece_of_lists(list(map(memoryview, records)), keys=encoded_keys, timestamps_ms=times),
+        piece_of_lists([memoryview(record) for record in records], keys=encoded_keys, timestamps_ms=times),
     ):
         assert merge([piece], time_ms=1).tobytes() == expected
         assert piece.size_bytes == len(expected) - 20

@@ -3,8 +3,8 @@
     body -> groups -> one call of the producer -> tickets -> results
 
 Everything up to the call of the producer happens without an await, so requests that come one after the other
-on a connection are appended in that order. Records stay columns all the way: strings of JSON become one Arrow
-array, a ready frame is checked and passed on as it is.
+on a connection are appended in that order. Records are the sections of one buffer all the way: strings of
+JSON are joined into it, a ready frame is checked and passed on as it is.
 
 A request is taken or refused as a whole where it meets back-pressure; after that every batch has its own end.
 A batch that is not answered in time has an unknown outcome, and its answer says so.

@@ -1,8 +1,9 @@
-"""From the forms that a body may have to the columns of a batch, without a Python object per record.
+"""From the forms that a body may have to a piece of a batch: the sections of its layout, and no arrays.
 
-JSON has strings and `{"base64": ...}`. The common case, strings only, is one call of Arrow; a list with bytes
-in it goes through a list of bytes. A frame is checked by the format's own decoder, after a look at how large
-it says to be: a few bytes of compressed zeros must not become gigabytes.
+JSON has strings and `{"base64": ...}`. The common case, strings only, is one join and one encoding of them
+all; a list with bytes in it goes through a list of bytes. A frame is checked as the format's own decoder
+would, after a look at how large it says to be (a few bytes of compressed zeros must not become gigabytes),
+and is then a few views of the body. Only headers and Arrow streams take the way through Arrow's columns.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import pyarrow as pa
 
 from forebay.broker._errors import BadRequest
 from forebay.errors import LimitExceeded
-from forebay.formats import bytes_batch
 from forebay.formats.bytes_batch import HEADERS_TYPE, BytesBatch
+from forebay.formats.bytes_batch_piece import Piece, open_piece, piece_of_lists, piece_of_texts
 from forebay.formats.http_messages import (
     Base64,
     ProducePartition,
@@ -35,7 +36,7 @@ ARROW_BATCHES_MAX = 10_000
 class Columns:
     """A batch, before it is known to be within the limits."""
 
-    batch: BytesBatch
+    batch: BytesBatch | Piece
     compressed: bool = False
     """Whether it took fewer bytes in the body than it has."""
 
@@ -52,16 +53,10 @@ class Columns:
 
     def check_sizes(self, record_max_bytes: int) -> None:
         """Raise `LimitExceeded` where a record is too large."""
-        for column in (self.batch.values, self.batch.keys):
-            if column is not None and column.nbytes > record_max_bytes:
-                _check_longest(column, record_max_bytes)
-
-
-def _check_longest(column: pa.BinaryArray, most: int) -> None:
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-    longest = int(np.diff(offsets).max())
-    if longest > most:
-        raise LimitExceeded("record_max_bytes", limit=most, actual=longest, hint="put it into an object")
+        longest = self.batch.longest_bytes()
+        if longest > record_max_bytes:
+            hint = "put it into an object"
+            raise LimitExceeded("record_max_bytes", limit=record_max_bytes, actual=longest, hint=hint)
 
 
 # -- JSON
@@ -70,14 +65,26 @@ def _check_longest(column: pa.BinaryArray, most: int) -> None:
 def json_columns(batch: ProducePartition) -> Columns:
     """The records of a JSON batch."""
     _same_length(batch)
+    if batch.headers is None:
+        return Columns(_text_piece(batch))
     return Columns(
         BytesBatch(
             _texts(batch.records),
             None if batch.keys is None else _texts(batch.keys),
             _times(batch.timestamps_ms),
-            None if batch.headers is None else _headers([_pairs(row) for row in batch.headers]),
+            _headers([_pairs(row) for row in batch.headers]),
         )
     )
+
+
+def _text_piece(batch: ProducePartition) -> Piece:
+    records, keys, times = batch.records, batch.keys, batch.timestamps_ms
+    try:
+        return piece_of_texts(records, keys=keys, timestamps_ms=times)  # type: ignore[arg-type]
+    except (TypeError, AttributeError):
+        plain = [_bytes(record) or b"" for record in records]
+        plain_keys = None if keys is None else [_bytes(key) for key in keys]
+        return piece_of_lists(plain, keys=plain_keys, timestamps_ms=times)
 
 
 def _texts(values: Sequence[TextOrBytes | None]) -> pa.BinaryArray:
@@ -105,13 +112,15 @@ def packed_columns(batch: ProducePartitionPacked) -> Columns:
     if batch.records is None:
         raise BadRequest("a batch has neither records nor a frame", hint="send one of them")
     _same_length(batch)
-    rows = batch.headers
+    if batch.headers is None:
+        piece = piece_of_lists(batch.records, keys=batch.keys, timestamps_ms=batch.timestamps_ms)
+        return Columns(piece)
     return Columns(
         BytesBatch(
             pa.array(batch.records, pa.binary()),
             None if batch.keys is None else pa.array(batch.keys, pa.binary()),
             _times(batch.timestamps_ms),
-            None if rows is None else _headers(rows),
+            _headers(batch.headers),
         )
     )
 
@@ -126,7 +135,7 @@ def frame_columns(batch: ProducePartitionPacked, *, bytes_max: int) -> Columns:
     inside = int.from_bytes(frame[12:16], "little")
     if inside > bytes_max:
         raise LimitExceeded("body_max_bytes", limit=bytes_max, actual=inside, hint="send smaller frames")
-    return Columns(bytes_batch.decode(frame), compressed=inside > len(frame))
+    return Columns(open_piece(frame), compressed=inside > len(frame))
 
 
 # -- Arrow
