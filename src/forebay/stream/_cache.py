@@ -70,6 +70,10 @@ class BlockCache:
         """Whether the block is here."""
         return key in self._blocks
 
+    def knows(self, key: BlockKey) -> bool:
+        """Whether the block is here or on its way."""
+        return key in self._blocks or key in self._coming
+
     def ahead(self, key: BlockKey, fetch: Fetch) -> bool:
         """Begin to fetch a block that will be wanted. False where there is no room for it now."""
         if key in self._blocks or key in self._coming:

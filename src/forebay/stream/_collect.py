@@ -4,8 +4,8 @@ Marked as reachable: the current root, every group below it, every fragment in t
 if it is not marked, is of a form we know, is older than the grace period by the store's own clock, and
 
 * a root: always; a group: always;
-* a fragment: if it begins below the next offset. One beyond it may be on its way into the manifest: a writer
-  finds it by the chain of trailers, or adopts it when it wants the same key.
+* a fragment, or its filters: if it begins below the next offset. One beyond it may be on its way into the
+  manifest: a writer finds it by the chain of trailers, or adopts it when it wants the same key.
 
 Why a mark cannot go stale: keys of roots and groups are never used again, and a fragment below the next
 offset that is not reachable never becomes so, unless the tier was cut back to a common point. The record
@@ -77,7 +77,7 @@ async def collect(
         elif (
             next_offset is None
             or name.what in ("root", "group")
-            or (name.what == "fragment" and name.offset < next_offset)
+            or (name.what in ("fragment", "filters") and name.offset < next_offset)
         ):
             found.orphans.append(info.key)
     if not dry_run:
@@ -102,7 +102,8 @@ async def _mark(view: RemoteView) -> set[str]:
         if len(entries) == 0:
             continue
         fragments = fmt.kinds_of(entries) == FRAGMENT
-        marked |= {view.keys.fragment(int(offset)) for offset in entries["offset"][fragments]}
+        for offset in entries["offset"][fragments].tolist():
+            marked |= {view.keys.fragment(offset), view.keys.filters(offset)}
         groups = entries[~fragments]
         for number in range(len(groups)):
             entry = groups[number : number + 1]

@@ -16,10 +16,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from forebay.errors import NotFound, OutcomeUnknown, PreconditionFailed
+from forebay.errors import ForebayError, FormatError, NotFound, OutcomeUnknown, PreconditionFailed
 from forebay.formats import Corrupt, osiris_chunk
+from forebay.formats import stream_filters as filters_format
 from forebay.formats import stream_fragment as fmt
 from forebay.formats.osiris_chunk import ChunkHeader
+from forebay.formats.stream_filters import Filters
 from forebay.formats.stream_fragment import Trailer
 from forebay.kit.conditions import ABSENT
 from forebay.stream._cache import BlockCache, store_name
@@ -28,7 +30,7 @@ from forebay.stream._errors import Diverged
 from forebay.stream._keys import StreamKeys
 from forebay.stream._manifest import FragmentInfo
 
-__all__ = ["FragmentStore", "Identity", "LocalIdentity", "Tail"]
+__all__ = ["FragmentStore", "Identity", "LocalIdentity", "Tail", "filters_of"]
 
 Identity: TypeAlias = tuple[int, int, int]
 """Epoch, chunk id and checksum of a chunk."""
@@ -47,6 +49,22 @@ class Tail:
     def info(self) -> FragmentInfo:
         """What the manifest needs of it."""
         return FragmentInfo.from_trailer(self.trailer)
+
+
+def filters_of(body: fmt.Bytes) -> Filters | None:
+    """The filters of a whole fragment, or None where no chunk has one."""
+    fragment = fmt.decode(body)
+    walk = osiris_chunk.walk(fragment.data)
+    sizes = walk.headers["bloom_bytes"]
+    if not sizes.any():
+        return None
+    records = np.empty(len(walk.positions), filters_format.RECORD_DTYPE)
+    records["chunk_id"], records["type"] = walk.headers["chunk_id"], walk.headers["type"]
+    records["position"], records["filter_bytes"] = walk.positions + fmt.DATA_AT, sizes
+    starts = (walk.positions + osiris_chunk.HEADER_BYTES).tolist()
+    blooms = [bytes(fragment.data[at : at + size]) for at, size in zip(starts, sizes.tolist(), strict=True)]
+    trailer = fragment.trailer
+    return Filters(trailer.first_offset, trailer.next_offset, trailer.data_bytes, records, tuple(blooms))
 
 
 class FragmentStore:
@@ -112,6 +130,31 @@ class FragmentStore:
             raise Corrupt(key, size, f"{size} bytes, with chunks up to {start}")
         return await self._calls.get_range(key, start, size - start)
 
+    async def filters(self, offset: int, data_bytes: int) -> Filters | None:
+        """The filters of a fragment, or None where there are none that tell of exactly this one."""
+        key = self._keys.filters(offset)
+        try:
+            if self._cache is None:
+                data = await self._calls.get(key)
+            else:
+                name = f"{self.cache_name(offset)}#filters"
+                data = await self._cache.get((name, 0, 0), lambda: self._calls.get(key))
+            found = filters_format.decode(data)
+        except (NotFound, FormatError):
+            return None
+        return found if (found.first_offset, found.data_bytes) == (offset, data_bytes) else None
+
+    async def _put_filters(self, own: Trailer, body: fmt.Bytes) -> None:
+        """Beside a fragment that this writer has just put; they only save work, so what fails is left out."""
+        found = filters_of(body)
+        if found is None:
+            return
+        try:
+            data = filters_format.encode(found)
+            await self._calls.again(lambda: self._calls.store.put(self._keys.filters(own.first_offset), data))
+        except ForebayError:
+            return
+
     async def first(self) -> int | None:
         """Offset of the first fragment in the bucket: one request."""
 
@@ -152,7 +195,10 @@ class FragmentStore:
                 return await self._adopt(own, body, local)
             return FragmentInfo.from_trailer(own)
 
-        return await self._calls.again(attempt)
+        info = await self._calls.again(attempt)
+        if (info.next_offset, info.data_bytes) == (own.next_offset, own.data_bytes):
+            await self._put_filters(own, body)
+        return info
 
     async def _adopt(self, own: Trailer, body: fmt.Bytes, local: LocalIdentity) -> FragmentInfo:
         there = await self.tail(own.first_offset)

@@ -4,9 +4,11 @@
     rabbitmq/stream/<id>/metadata/root.<uid>.manifest
     rabbitmq/stream/<id>/metadata/<offset, 20 digits>.<uid>.group | .kgroup | .mgroup
     rabbitmq/stream/<id>/metadata/current
+    rabbitmq/stream/<id>/metadata/<offset, 20 digits>.filters
 
-The first three are the plugin's layout. `current` is ours: it says which root is the current one, so that a
-stream can be read and restored from the bucket alone.
+The first three are the plugin's layout. The others are ours. `current` says which root is the current one, so
+that a stream can be read and restored from the bucket alone. `filters` stand beside the fragment of the same
+offset, if its chunks have any.
 
 Every prefix ends with a slash: one stream id may be the beginning of another.
 """
@@ -29,6 +31,7 @@ _STREAM_ID: Final = re.compile(r"[A-Za-z0-9_\-=]+", re.ASCII)
 _SUFFIXES: Final = {GROUP: "group", KILO_GROUP: "kgroup", MEGA_GROUP: "mgroup"}
 _KINDS: Final = {suffix: kind for kind, suffix in _SUFFIXES.items()}
 _FRAGMENT: Final = re.compile(r"data/([0-9]{20})\.fragment", re.ASCII)
+_FILTERS: Final = re.compile(r"metadata/([0-9]{20})\.filters", re.ASCII)
 _ROOT: Final = re.compile(r"metadata/root\.([0-9a-f]{12})\.manifest", re.ASCII)
 _GROUP: Final = re.compile(r"metadata/([0-9]{20})\.([0-9a-f]{12})\.(group|kgroup|mgroup)", re.ASCII)
 _INCARNATION: Final = re.compile(r"(.*?)_(.+)_([0-9]{10,25})", re.ASCII)
@@ -39,7 +42,7 @@ class ObjectName:
     """What a key says of its object."""
 
     what: str
-    """`fragment`, `root`, `group` or `current`."""
+    """`fragment`, `filters`, `root`, `group` or `current`."""
     offset: int = 0
     uid: int = 0
     kind: int = 0
@@ -62,6 +65,10 @@ class StreamKeys:
         """The fragment that begins at `offset`."""
         return f"{self.prefix}data/{offset:020d}.fragment"
 
+    def filters(self, offset: int) -> str:
+        """The filters of the fragment that begins at `offset`."""
+        return f"{self.prefix}metadata/{offset:020d}.filters"
+
     def root(self, uid: int) -> str:
         """A manifest root."""
         return f"{self.prefix}metadata/root.{uid_text(uid)}.manifest"
@@ -79,6 +86,8 @@ class StreamKeys:
             return None
         if match := _FRAGMENT.fullmatch(rest):
             return ObjectName("fragment", offset=int(match[1]))
+        if match := _FILTERS.fullmatch(rest):
+            return ObjectName("filters", offset=int(match[1]))
         if match := _ROOT.fullmatch(rest):
             return ObjectName("root", uid=int(match[1], 16))
         if match := _GROUP.fullmatch(rest):

@@ -34,7 +34,7 @@ from forebay.stream._config import ReaderConfig
 from forebay.stream._errors import FragmentMissing, OffsetOutOfRange, Overtaken, StreamMissing
 from forebay.stream._local import LocalLog, Segment
 from forebay.stream._spec import Spec
-from forebay.stream._view import RemoteView
+from forebay.stream._view import RemoteView, Skipped
 
 __all__ = ["StreamReader"]
 
@@ -178,9 +178,27 @@ class StreamReader:
 
     async def resolve(self, spec: Spec) -> ChunkHeader | None:
         """The first user chunk that a consumer of this spec is given, or None where it waits for new data."""
-        async for chunk in self.chunks(spec):
-            return chunk.header
-        return None
+        for _ in range(LOOKS_MAX):
+            try:
+                return await self._user_header(await self.attach(spec))
+            except (NotFound, FileNotFoundError) as error:
+                gone = error
+        raise gone
+
+    async def _user_header(self, place: int) -> ChunkHeader | None:
+        """The header of the first user chunk from `place` on; no data is fetched for it."""
+        while self._local is not None and (segment := self._local.segment_of(place)) is not None:
+            user = np.flatnonzero(segment.records["type"][segment.find(place) :] == osiris_chunk.USER)
+            if len(user):
+                return segment.header(segment.find(place) + int(user[0]))
+            place = segment.next_id
+        manifest = self.remote.manifest
+        if manifest.empty or place >= manifest.next_offset:
+            return None
+        found = await self.remote.header_from(place)
+        if found is None and self._local is not None and self._local.next_offset > manifest.next_offset:
+            return await self._user_header(manifest.next_offset)
+        return found
 
     # What follows.
 
@@ -239,7 +257,7 @@ class StreamReader:
 
     async def _stretch(
         self, place: int, matcher: Matcher | None
-    ) -> AsyncIterator[tuple[ChunkHeader, Chunk | None]]:
+    ) -> AsyncIterator[tuple[ChunkHeader | Skipped, Chunk | None]]:
         """Chunks from `place` on, as far as one tier goes by what is known now; none where neither has it."""
         segment = None if self._local is None else self._local.segment_of(place)
         if segment is not None:
@@ -255,9 +273,9 @@ class StreamReader:
             return
         local_first = None if self._local is None or self._local.empty else self._local.first_offset
         async for found in self.remote.chunks(place, matcher):
-            header, chunk = (found, None) if isinstance(found, ChunkHeader) else (found.header, found)
-            yield header, chunk
-            if local_first is not None and header.next_id >= local_first:
+            seen = found.header if isinstance(found, Chunk) else found
+            yield seen, found if isinstance(found, Chunk) else None
+            if local_first is not None and seen.next_id >= local_first:
                 return
 
     def _local_chunks(

@@ -286,7 +286,10 @@ class RemoteTier:
             await self._swap_in(
                 manifest if len(manifest.entries) else EMPTY,
                 taken=0,
-                retired=[self.keys.fragment(offset) for offset in offsets],
+                # Filters first: where a fragment's key is free again, no older filters are left beside it.
+                retired=[
+                    key(offset) for key in (self.keys.filters, self.keys.fragment) for offset in offsets
+                ],
                 generations=1,
             )
 

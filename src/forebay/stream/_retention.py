@@ -89,5 +89,6 @@ class Retention:
         count = len(entries) if goes.all() else int(np.argmin(goes))
         self._left_bytes -= int(sizes[:count].sum())
         self.fragments += count
-        self.retired += [self._keys.fragment(int(offset)) for offset in entries["offset"][:count]]
+        for offset in entries["offset"][:count].tolist():
+            self.retired += [self._keys.filters(offset), self._keys.fragment(offset)]
         return entries[count:]

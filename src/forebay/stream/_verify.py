@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.errors import FormatError, NotFound
-from forebay.formats import osiris_chunk, stream_fragment
+from forebay.formats import osiris_chunk, stream_filters, stream_fragment
+from forebay.stream._fragments import filters_of
 from forebay.stream._lookup import FragmentRef
 from forebay.stream._view import RemoteView
 
@@ -93,12 +94,23 @@ async def _fragment(view: RemoteView, ref: FragmentRef, found: Verification) -> 
             found.note(f"{key}: its index does not name the chunks that are in it")
         for position in walk.positions.tolist():
             osiris_chunk.decode(fragment.data, position)
+        await _filters(view, ref, data, found)
         found.chunks += len(walk.positions)
         found.records += int(walk.headers["records"].sum())
     except (FormatError, NotFound) as error:
         found.note(f"{key}: {error}")
         return await _next_after(view, ref)
     return trailer.next_offset
+
+
+async def _filters(view: RemoteView, ref: FragmentRef, data: bytes, found: Verification) -> None:
+    """What stands beside a fragment to save its download must say what is in it."""
+    key = view.keys.filters(ref.offset)
+    expected = filters_of(data)
+    if expected is None or not await view.calls.exists(key):
+        return
+    if await view.calls.get(key) != stream_filters.encode(expected):
+        found.note(f"{key}: it does not tell the filters of its fragment")
 
 
 async def _next_after(view: RemoteView, ref: FragmentRef) -> int:

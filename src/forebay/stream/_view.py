@@ -6,10 +6,8 @@ end, or an object that it names is gone. A root that cannot be read is an error,
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +15,9 @@ from forebay.coordination import Coordinator
 from forebay.formats import Corrupt, osiris_chunk
 from forebay.formats.osiris_bloom import Matcher
 from forebay.formats.osiris_chunk import HEADER_BYTES, Chunk, ChunkHeader
+from forebay.formats.stream_filters import Filters
 from forebay.formats.stream_fragment import DATA_AT
+from forebay.stream._blocks import Block, BlockReader
 from forebay.stream._cache import BlockCache, BlockKey
 from forebay.stream._calls import Calls
 from forebay.stream._config import ReaderConfig
@@ -29,20 +29,20 @@ from forebay.stream._manifest import EMPTY, Manifest
 from forebay.stream._nodes import NodeStore
 from forebay.stream._pointer import CoordinatorPointer, Held, read_current
 
-__all__ = ["RemoteView"]
+__all__ = ["RemoteView", "Skipped"]
 
 ROOT_ATTEMPTS_MAX = 10
 """How often a root that vanished between two reads is looked up anew."""
-AHEAD_REQUESTS_MAX = 32
-"""Most range requests of one reader that are on their way: small fragments must not flood the store."""
 _NONE = memoryview(b"")
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    ref: FragmentRef
-    start: int
-    length: int
+class Skipped(NamedTuple):
+    """Chunks that cannot match, and were not fetched."""
+
+    chunk_id: int
+    next_id: int
+    type: int = -1
+    """Of no kind that is delivered."""
 
 
 class RemoteView:
@@ -137,13 +137,32 @@ class RemoteView:
 
     # Chunks.
 
-    async def chunks(self, chunk_id: int, matcher: Matcher | None) -> AsyncIterator[Chunk | ChunkHeader]:
-        """The chunks from `chunk_id` on to the end of the manifest; the header alone where one cannot match.
+    async def header_from(self, chunk_id: int) -> ChunkHeader | None:
+        """The header of the first user chunk from a chunk on, by small requests. None where there is none."""
+        async for ref in self.lookup.from_offset(self.manifest, chunk_id):
+            start = DATA_AT if ref.offset >= chunk_id else await self._position(ref, chunk_id)
+            while start < DATA_AT + ref.data_bytes:
+                header = await self.lookup.header_at(ref, start)
+                if header.type == osiris_chunk.USER:
+                    return header
+                start += header.length
+        return None
+
+    async def chunks(
+        self, chunk_id: int, matcher: Matcher | None
+    ) -> AsyncIterator[Chunk | ChunkHeader | Skipped]:
+        """The chunks from `chunk_id` on to the end of the manifest; less where one cannot match.
 
         Raises `NotFound` where retention removed a fragment meanwhile.
         """
-        blocks = _BlockReader(self, self._config, chunk_id)
+        ahead = None if matcher is not None else self.lookup.from_offset(self.manifest, chunk_id)
+        blocks = BlockReader(self.cache, self.fetch_block, self._config, ahead)
         async for ref in self.lookup.from_offset(self.manifest, chunk_id):
+            filters = None if matcher is None else await self.fragments.filters(ref.offset, ref.data_bytes)
+            if filters is not None and matcher is not None:
+                async for found in self._matching(ref, filters, chunk_id, matcher):
+                    yield found
+                continue
             start = DATA_AT
             if ref.offset < chunk_id:
                 start = await self._position(ref, chunk_id)
@@ -152,6 +171,27 @@ class RemoteView:
                 header, chunk = await self._chunk(blocks, ref, start, end, matcher)
                 start += header.length
                 yield header if chunk is None else chunk
+
+    async def _matching(
+        self, ref: FragmentRef, filters: Filters, chunk_id: int, matcher: Matcher
+    ) -> AsyncIterator[Chunk | Skipped]:
+        """Of one fragment only the chunks that may match are fetched, neighbours together."""
+        ids = [*filters.chunks["chunk_id"].tolist(), filters.next_offset]
+        edges = [*filters.chunks["position"].tolist(), DATA_AT + ref.data_bytes]
+        place = max(chunk_id, ref.offset)
+        for first, stop in _runs(filters, edges, place, matcher, self._config.block_bytes):
+            if ids[first] > place:
+                yield Skipped(place, ids[first])
+            key, fetch = self.fetch_block(Block(ref, edges[first], edges[stop] - edges[first]))
+            data = memoryview(await self.cache.get(key, fetch))
+            for number in range(first, stop):
+                chunk = osiris_chunk.decode(data, edges[number] - edges[first], check=self._config.check_crc)
+                if chunk.header.chunk_id != ids[number]:
+                    raise Corrupt(self.keys.fragment(ref.offset), edges[number], "the filters tell otherwise")
+                yield chunk
+            place = ids[stop]
+        if place < filters.next_offset:
+            yield Skipped(place, filters.next_offset)
 
     async def _position(self, ref: FragmentRef, chunk_id: int) -> int:
         _, index = await self.lookup.index(ref)
@@ -176,95 +216,31 @@ class RemoteView:
         data = await blocks.read(ref, start, header.length)
         return header, osiris_chunk.decode(data, check=self._config.check_crc)
 
-    def fetch_block(self, block: _Block) -> tuple[BlockKey, Any]:
+    def fetch_block(self, block: Block) -> tuple[BlockKey, Any]:
         """The cache's name of a block, and how to get it."""
         key = self.keys.fragment(block.ref.offset)
         name = self.fragments.cache_name(block.ref.offset)
         return (name, block.start, block.length), lambda: self.calls.get_range(key, block.start, block.length)
 
 
-class _BlockReader:
-    """Bytes of fragments in order, through the cache, with the following blocks asked for ahead."""
-
-    def __init__(self, view: RemoteView, config: ReaderConfig, chunk_id: int) -> None:
-        self._view = view
-        self._block_bytes = config.block_bytes
-        self._ahead_bytes = config.ahead_bytes
-        self._refs = view.lookup.from_offset(view.manifest, chunk_id)
-        self._planned: deque[_Block] = deque()
-        self._planned_bytes = 0
-        self._plan_ended = False
-        self._ref: FragmentRef | None = None
-        self._start = 0
-        self._data = _NONE
-
-    async def read(self, ref: FragmentRef, start: int, length: int) -> memoryview:
-        """Bytes of one fragment: a view of one block, or a join of several."""
-        at = start - self._start
-        if ref == self._ref and at >= 0 and at + length <= len(self._data):
-            return self._data[at : at + length]
-        pieces: list[memoryview] = []
-        end = start + length
-        while start < end:
-            await self._load(ref, start)
-            piece = self._data[start - self._start : end - self._start]
-            pieces.append(piece)
-            start += len(piece)
-        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
-
-    async def _load(self, ref: FragmentRef, position: int) -> None:
-        if ref == self._ref and 0 <= position - self._start < len(self._data):
-            return
-        block = _block_of(ref, position, self._block_bytes)
-        key, fetch = self._view.fetch_block(block)
-        if self._ahead_bytes:
-            await self._look_ahead(block)
-        data = await self._view.cache.get(key, fetch)
-        self._ref, self._start, self._data = ref, block.start, memoryview(data)
-
-    async def _look_ahead(self, current: _Block) -> None:
-        """Ask for the blocks behind the current one, within bounds in bytes and in requests.
-
-        What has arrived does not count as on its way, so a reader that is busy with a batch of blocks has the
-        next batch coming meanwhile; as many bytes may wait for it as may be on their way.
-        """
-        self._drop_planned(current)
-        self._view.cache.ahead(*self._view.fetch_block(current))
+def _runs(
+    filters: Filters, edges: list[int], place: int, matcher: Matcher, bytes_max: int
+) -> Iterator[tuple[int, int]]:
+    """Neighbouring chunks from `place` on that may match, as numbers from and to, each run one request."""
+    kinds = filters.chunks["type"].tolist()
+    first = int(np.searchsorted(filters.chunks["chunk_id"], np.uint64(place)))
+    wanted = [
+        number
+        for number in range(first, len(kinds))
+        if kinds[number] == osiris_chunk.USER and matcher.matches(filters.blooms[number])
+    ]
+    while wanted:
+        stop = 1
         while (
-            not self._plan_ended
-            and self._planned_bytes < 2 * self._ahead_bytes
-            and len(self._planned) < AHEAD_REQUESTS_MAX
+            stop < len(wanted)
+            and wanted[stop] == wanted[stop - 1] + 1
+            and edges[wanted[stop] + 1] - edges[wanted[0]] <= bytes_max
         ):
-            ref = await anext(self._refs, None)
-            if ref is None:
-                self._plan_ended = True
-                return
-            for block in _blocks_of(ref, self._block_bytes):
-                if (block.ref.offset, block.start) > (current.ref.offset, current.start):
-                    self._planned.append(block)
-                    self._planned_bytes += block.length
-        cache, coming, known = self._view.cache, 0, 0
-        for block in self._planned:
-            key, fetch = self._view.fetch_block(block)
-            known += block.length
-            if known > 2 * self._ahead_bytes:
-                return
-            if not cache.holds(key):
-                coming += block.length
-                if coming > self._ahead_bytes or not cache.ahead(key, fetch):
-                    return
-
-    def _drop_planned(self, current: _Block) -> None:
-        here = (current.ref.offset, current.start)
-        while self._planned and (self._planned[0].ref.offset, self._planned[0].start) <= here:
-            self._planned_bytes -= self._planned.popleft().length
-
-
-def _block_of(ref: FragmentRef, position: int, block_bytes: int) -> _Block:
-    start = position // block_bytes * block_bytes
-    return _Block(ref, start, min(block_bytes, DATA_AT + ref.data_bytes - start))
-
-
-def _blocks_of(ref: FragmentRef, block_bytes: int) -> list[_Block]:
-    end = DATA_AT + ref.data_bytes
-    return [_block_of(ref, start, block_bytes) for start in range(0, end, block_bytes)]
+            stop += 1
+        yield wanted[0], wanted[stop - 1] + 1
+        wanted = wanted[stop:]
