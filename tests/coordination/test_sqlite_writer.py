@@ -156,6 +156,70 @@ async def test_awaiting_writers_share_one_commit(tmp_path: Path) -> None:
         assert len(served) < 100
 
 
+@pytest.mark.parametrize("what", ["write", "read", "scan"])
+async def test_caller_who_never_has_to_wait_lets_timers_run_all_the_same(tmp_path: Path, what: str) -> None:
+    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
+        await coordinator.put("d/a", b"")
+        fired: list[bool] = []
+        asyncio.get_running_loop().call_later(0.001, fired.append, True)
+        for _ in range(5_000):
+            if what == "write":
+                await coordinator.put("d/a", b"")
+            elif what == "read":
+                await coordinator.get("d/a")
+            else:
+                await coordinator.range_scan("d/", "d//")
+            if fired:
+                break
+        assert fired
+
+
+class Raising:
+    """A connection that raises once, when or after it has done a statement."""
+
+    def __init__(self, connection: sqlite3.Connection, at: str, error: BaseException) -> None:
+        self._connection = connection
+        self._at: str | None = at
+        self._error = error
+
+    def execute(self, statement: str, *arguments: Any) -> Any:
+        done = self._connection.execute(statement, *arguments)
+        if self._at is not None and statement.startswith(self._at):
+            self._at = None
+            raise self._error
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+async def test_interrupt_in_the_middle_of_a_write_in_place_keeps_nobody_out(tmp_path: Path) -> None:
+    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
+        await coordinator.put("d/a", b"before")
+        committer = coordinator._writer._in_place.committer  # type: ignore[union-attr]
+        committer._connection = Raising(committer._connection, "update counter", KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            await coordinator.put("d/a", b"never")
+        other = sqlite3.connect(tmp_path / "c.db", isolation_level=None, timeout=0)
+        other.execute("begin immediate")
+        other.execute("rollback")
+        other.close()
+        record = await coordinator.get("d/a")
+        assert record is not None and record.value == b"before"
+        await coordinator.put("d/a", b"after")
+
+
+async def test_handler_that_raises_behind_the_commit_makes_its_outcome_unknown(tmp_path: Path) -> None:
+    async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
+        await coordinator.put("d/a", b"before")
+        committer = coordinator._writer._in_place.committer  # type: ignore[union-attr]
+        committer._connection = Raising(committer._connection, "commit", TimeoutError("alarm"))
+        with pytest.raises(OutcomeUnknown):
+            await coordinator.put("d/a", b"after")
+        record = await coordinator.get("d/a")
+        assert record is not None and record.value == b"after"
+
+
 async def test_large_write_is_left_to_the_thread(tmp_path: Path) -> None:
     async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
         await coordinator.put("d/a", b"")

@@ -88,28 +88,34 @@ class SqliteCoordinator(Coordinator):
 
     async def get(self, key: str, *, partition_key: str | None = None) -> Record | None:
         """The record, or None."""
+        await self._bind().breathe()
         return self._lookup("name = ?", key, partition_key)
 
     async def ceiling(self, key: str, *, partition_key: str | None = None) -> Record | None:
         """The lowest record at or above `key` in its directory."""
+        await self._bind().breathe()
         return self._lookup("name >= ? order by name limit 1", key, partition_key)
 
     async def floor(self, key: str, *, partition_key: str | None = None) -> Record | None:
         """The highest record at or below `key` in its directory."""
+        await self._bind().breathe()
         return self._lookup("name <= ? order by name desc limit 1", key, partition_key)
 
     async def higher(self, key: str, *, partition_key: str | None = None) -> Record | None:
         """The lowest record above `key` in its directory."""
+        await self._bind().breathe()
         return self._lookup("name > ? order by name limit 1", key, partition_key)
 
     async def lower(self, key: str, *, partition_key: str | None = None) -> Record | None:
         """The highest record below `key` in its directory."""
+        await self._bind().breathe()
         return self._lookup("name < ? order by name desc limit 1", key, partition_key)
 
     async def range_scan(
         self, start: str, end: str, *, limit: int = SCAN_RECORDS_MAX, partition_key: str | None = None
     ) -> list[Record]:
         """The first `limit` records of one directory with start <= key < end, from one snapshot."""
+        await self._bind().breathe()
         rows = self._scan("name, value, version, session", start, end, limit, partition_key)
         prefix = start.rpartition("/")[0] + "/"
         return [Record(prefix + name, value, version, session) for name, value, version, session in rows]
@@ -288,6 +294,7 @@ class SqliteCoordinator(Coordinator):
         self, start: str, end: str, *, limit: int = SCAN_RECORDS_MAX, partition_key: str | None = None
     ) -> list[str]:
         """The keys of a range scan; their values are not read."""
+        await self._bind().breathe()
         rows = self._scan("name", start, end, limit, partition_key)
         prefix = start.rpartition("/")[0] + "/"
         return [prefix + name for (name,) in rows]

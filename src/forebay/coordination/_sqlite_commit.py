@@ -94,11 +94,13 @@ class Committer:
 
     def finish(self, batch: Sequence[Request]) -> None:
         """Do the batch in the transaction that was begun, and end it."""
+        ending = False
         try:
             transaction = self._transaction()
             for request in batch:
                 _apply(request, transaction)
             transaction.finish()
+            ending = True
             try:
                 self._connection.execute("commit")
             except sqlite3.Error as error:
@@ -111,7 +113,17 @@ class Committer:
             fail(batch, translate(error, self._file.path))
         except Exception as error:
             self._rollback()
-            fail(batch, Unavailable(f"{self._file.path}: {error!r}", hint="nothing was written; try again"))
+            # The handler of a signal may raise anywhere on the main thread, also behind the commit.
+            if ending:
+                fail(batch, OutcomeUnknown("a commit", reason=repr(error), hint="read back what was written"))
+            else:
+                fail(
+                    batch, Unavailable(f"{self._file.path}: {error!r}", hint="nothing was written; try again")
+                )
+        except BaseException:
+            # An interrupt on the loop's own thread: left open, the transaction would keep everybody out.
+            self._rollback()
+            raise
 
     def refuse(self, batch: Sequence[Request]) -> bool:
         """Refuse a lone put by one read. Whatever is not plain takes a transaction."""

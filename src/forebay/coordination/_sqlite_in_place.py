@@ -12,6 +12,10 @@ present ones for the next read), as long as nothing else would have to wait for 
   those after them to the thread for `SLOW_REST` times as long, so a slow disk blocks the loop for a small
   share of the time at most. One alone may have been the scheduler, and says nothing of the disk.
 
+Neither a write in place nor a read gives the loop a chance to run, so to a caller with one after the other
+they would be a way to keep everybody else waiting: timers, sockets and sessions to be renewed do not show in
+the queue before the loop looks at them. `Breath` tells when it is time to let it.
+
 Whether the loop has nothing else to run is read from the queue of the standard library's event loops. Other
 loops do not show theirs; on those every write goes to the thread.
 """
@@ -25,7 +29,7 @@ from collections.abc import Sized
 
 from forebay.coordination._sqlite_commit import Committer, Request
 
-__all__ = ["InPlace"]
+__all__ = ["Breath", "InPlace"]
 
 IN_PLACE_OPERATIONS_MAX = 16
 """Operations of a write that is done in place; larger ones take their time in the thread."""
@@ -34,12 +38,38 @@ SLOW_S = 0.005
 SLOW_REST = 20
 """How many times its duration a slow commit sends the following ones to the thread."""
 
+BREATH_S = 0.005
+"""How long a caller who never has to wait may keep the loop from running."""
+
+
+class Breath:
+    """Whether the loop has run of late. Belongs to one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._since = 0.0
+        self.callbacks = 0
+        """How many of the loop's callbacks are ours, to see it run: one or none."""
+
+    def is_due(self) -> bool:
+        """Whether the caller should let the loop run before it goes on."""
+        now = time.monotonic()
+        if self.callbacks:
+            return now - self._since >= BREATH_S
+        self.callbacks, self._since = 1, now
+        self._loop.call_soon(self._ran)
+        return False
+
+    def _ran(self) -> None:
+        self.callbacks = 0
+
 
 class InPlace:
     """Decides, and does. Belongs to one event loop."""
 
     def __init__(self, committer: Committer, loop: asyncio.AbstractEventLoop) -> None:
         self.committer = committer
+        self.breath = Breath(loop)
         self._ready: Sized | None = getattr(loop, "_ready", None)
         self._not_before = 0.0
         self._was_slow = False
@@ -49,7 +79,7 @@ class InPlace:
         return (
             request.operations <= IN_PLACE_OPERATIONS_MAX
             and self._ready is not None
-            and len(self._ready) <= own_callbacks
+            and len(self._ready) <= own_callbacks + self.breath.callbacks
             and time.monotonic() >= self._not_before
         )
 

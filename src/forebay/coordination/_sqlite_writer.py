@@ -109,6 +109,9 @@ class Writer:
         while self._operations >= QUEUE_OPERATIONS_MAX or self._size >= QUEUE_BYTES_MAX:
             self._room.clear()
             await self._room.wait()
+        # A kept turn is short by itself, and ends when the loop runs.
+        if not self._kept:
+            await self.breathe()
         if self._stopping:
             raise Closed(f"the coordinator on {self._file.path} is closed", hint="open a new one")
         request = Request(apply, operations, size, put)
@@ -120,6 +123,11 @@ class Writer:
         self._size += size
         self._queue.put(request)
         return await request.future
+
+    async def breathe(self) -> None:
+        """Let the loop run, if that is due."""
+        if self._in_place.breath.is_due():
+            await asyncio.sleep(0)
 
     def stop(self) -> None:
         """Let the thread end after what is queued. Safe from any thread."""
