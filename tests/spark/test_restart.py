@@ -22,7 +22,7 @@ from tests.spark.bed import fill, run, stream
 import forebay
 
 RECORDS = 400
-WAIT_S = 240
+WAIT_S = 500
 
 
 def job(store: str, coordinator: str, checkpoint: Path, master: str) -> subprocess.Popen[str]:
@@ -60,7 +60,7 @@ def killed_and_restarted(store: str, coordinator: str | None, tmp_path: Path, ma
         deadline = time.monotonic() + WAIT_S
         while not counted(store, coordinator, "out") and time.monotonic() < deadline:
             assert first.poll() is None, first.communicate()[0]
-            time.sleep(0.05)
+            time.sleep(0.2)
     finally:
         end(first)
     seen = counted(store, coordinator, "out")
@@ -74,6 +74,7 @@ def killed_and_restarted(store: str, coordinator: str | None, tmp_path: Path, ma
     assert counted(store, coordinator, "out") == counted(store, coordinator, "in")
 
 
+@pytest.mark.timeout(1200)
 def test_a_killed_driver_repeats_and_loses_nothing(java: None, tmp_path: Path) -> None:
     data = tmp_path / "data"
     for partition in range(3):
@@ -83,10 +84,11 @@ def test_a_killed_driver_repeats_and_loses_nothing(java: None, tmp_path: Path) -
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_a_cluster_over_a_bucket_and_oxia_repeats_and_loses_nothing(
     java: None, seaweed: Any, oxia: Any, tmp_path: Path
 ) -> None:
-    store, coordinator = seaweed.url("spark-restart"), oxia.url
+    store, coordinator = seaweed.url("spark-restart"), oxia.url()
     with forebay.connect(store, coordinator=coordinator) as bay:
         bay.topics.create("in", partitions=2)
         with bay.producer() as out:
