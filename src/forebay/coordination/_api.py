@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
 
+import msgspec
+
 from forebay.errors import ForebayError, InvalidKey, LimitExceeded, UsageError
 from forebay.kit.conditions import ABSENT, ANY, Condition
 
@@ -109,8 +111,8 @@ class Session(abc.ABC):
         await self.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+# A commit makes two of these per partition: a struct is made in a tenth of the time of a frozen dataclass.
+class Put(msgspec.Struct, frozen=True):
     """Write a value if the condition holds."""
 
     key: str
@@ -142,8 +144,7 @@ class DeleteRange:
 Operation: TypeAlias = Put | Delete | DeleteRange
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(msgspec.Struct, frozen=True):
     """What became of one operation of a `write`."""
 
     version: int | None = None
@@ -381,8 +382,8 @@ def validate_operations(operations: Sequence[Operation]) -> int:
             and type(value := operation.value) is bytes
             and len(key) <= KEY_BYTES_MAX
             and len(value) <= VALUE_BYTES_MAX
-            and (operation.when is ANY or operation.when is ABSENT)
-            and operation.partition_key is None
+            and ((when := operation.when) is ABSENT or when is ANY or (type(when) is int and when >= 0))
+            and ((home := operation.partition_key) is None or _is_plain_home(home))
             and _is_plain_key(key)
         ):
             size += len(key) + len(value)
@@ -391,6 +392,10 @@ def validate_operations(operations: Sequence[Operation]) -> int:
     if size > WRITE_BYTES_MAX:
         raise LimitExceeded("WRITE_BYTES_MAX", limit=WRITE_BYTES_MAX, actual=size, hint="write in parts")
     return size
+
+
+def _is_plain_home(home: str) -> bool:
+    return type(home) is str and home.isascii() and 0 < len(home) <= KEY_BYTES_MAX
 
 
 def _validate_operation(operation: Operation) -> int:
