@@ -6,11 +6,14 @@ import asyncio
 import errno
 import fcntl
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay.errors import (
     AccessDenied,
@@ -25,6 +28,8 @@ from forebay.errors import (
     UsageError,
 )
 from forebay.storage import ABSENT, InvalidRange, KeyConflict, LocalStore
+from forebay.storage._api import validate_key
+from forebay.storage._local._store import _is_plain_key
 
 
 @pytest.fixture
@@ -376,3 +381,22 @@ async def test_store_copied_without_its_empty_directories_takes_writes(store: Lo
     (root / ".forebay" / "temps").rmdir()
     await store.put("a", b"2")
     assert (await store.get("a")).data == b"2"
+
+
+@given(st.from_regex(re.compile(r"[A-Za-z0-9._/\n\\é -]{0,24}"), fullmatch=True))
+def test_a_key_that_looks_plain_is_valid(key: str) -> None:
+    if _is_plain_key(key):
+        assert validate_key(key) == key
+
+
+@pytest.mark.parametrize("key", ["", ".", "a/..", "../a", "/a", "a/", "a//b", ".forebay/a", "a\n", "a\\b", 5])
+async def test_a_range_of_a_key_that_cannot_be_is_refused(store: LocalStore, key: Any) -> None:
+    with pytest.raises(UsageError):
+        await store.get_range(key, 0, 1)
+
+
+def test_the_longest_key_that_looks_plain_is_valid() -> None:
+    longest = "/".join(["a" * 100] * 8)
+    assert _is_plain_key(longest)
+    assert validate_key(longest)
+    assert not _is_plain_key("a" * 101)
