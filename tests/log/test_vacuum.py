@@ -62,6 +62,20 @@ async def test_objects_younger_than_the_grace_are_left_alone() -> None:
     assert orphan in await keys_of(bed)
 
 
+async def test_a_header_that_cannot_be_read_of_an_object_that_turns_out_to_be_named() -> None:
+    """Its partition is not in the catalog, and is found by the header of another object only."""
+    bed = Bed()
+    await bed.append(2, 2)
+    named = await keys_of(bed, "llog/wal-shared/")
+    await bed.store.put(shared_wal_key("00"), (await bed.store.get(named[0])).data)
+    for key in named:
+        data = (await bed.store.get(key)).data
+        await bed.store.put(key, data[:8] + b"?" + data[9:])
+    await bed.coordinator.delete(topic_key("t"), partition_key=CATALOG_PARTITION_KEY)
+    assert (await bed.run_vacuum(times=3)).failed == []
+    assert await keys_of(bed, "llog/wal-shared/") == named
+
+
 async def test_an_upload_that_was_never_committed_goes_in_the_end() -> None:
     bed = Bed()
     uploaded = await bed.writer.upload([_group(bed, b"never committed")])
@@ -106,6 +120,7 @@ async def test_the_object_of_a_compaction_under_way_is_kept(monkeypatch: pytest.
         broken.setattr(CompactionSteps, "_write_index", crash)
         with pytest.raises(KeyboardInterrupt):
             await bed.compact()
+    await bed.store.put("llog/t/partitions/0/data/wal/1", b"a late index put may still name it")
     report = await bed.run_vacuum(times=3)
     assert report.deleted == 0 and report.stalled == ["t:0"]
     assert (await bed.compact()).outcome == "resumed"

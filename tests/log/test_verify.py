@@ -57,6 +57,34 @@ async def test_two_sound_objects_of_one_size_that_changed_places_are_found() -> 
         await bed.read_all()
 
 
+async def test_a_control_record_that_was_lost_is_found() -> None:
+    """Without it the partition looks empty, and the next append would begin at the first offset again."""
+    bed = await filled()
+    await bed.coordinator.delete(bed.keys.control, partition_key=bed.keys.partition_key)
+    [report] = (await bed.verify()).partitions
+    assert report.problems == ["there is no control record, and the index has offset 2"]
+
+
+async def test_what_a_sleeper_puts_after_a_deletion_is_no_problem() -> None:
+    bed = await filled()
+    [entry, *_] = await bed.index()
+    await bed.writer.catalog.delete("t")
+    key = bed.keys.index(entry.end_offset)
+    await bed.coordinator.put(key, encode_record(entry.entry), partition_key=bed.keys.partition_key)
+    await bed.writer.catalog.create("t")
+    assert (await bed.verify()).ok
+
+
+@pytest.mark.parametrize("name", ["garbage", "7", "0000000000000000007 "])
+async def test_a_foreign_key_in_the_index_is_a_problem_and_no_crash(name: str) -> None:
+    bed = await filled()
+    [entry, *_] = await bed.index()
+    key = f"{bed.keys.root}/index/{name}"
+    await bed.coordinator.put(key, encode_record(entry.entry), partition_key=bed.keys.partition_key)
+    [report] = (await bed.verify()).partitions
+    assert report.problems == [f"{key!r} is no key of an index"]
+
+
 async def _only_pending() -> Bed:
     bed = Bed()
     await bed.append(3)

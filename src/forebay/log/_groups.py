@@ -39,7 +39,7 @@ from forebay.log._group_records import (
     validate_generation,
     validate_offset,
 )
-from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, group_key, groups_range
+from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, group_key, groups_range, unescaped
 from forebay.log._reader import LogReader
 from forebay.log._records import decode_record
 from forebay.log._topics import Catalog
@@ -387,7 +387,7 @@ class Groups:
 
         async def attempt() -> Any:
             scan = self._coordinator.scan_all(*groups_range(), partition_key=CATALOG_PARTITION_KEY)
-            return sorted([record.value.decode() async for record in scan])
+            return sorted([unescaped(record.key.rpartition("/")[2]) async for record in scan])
 
         found: list[str] = await self._retry(attempt)
         return found

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.coordination import children
-from forebay.errors import UsageError
+from forebay.errors import StorageDamaged, UsageError
 
 __all__ = [
     "CATALOG_PARTITION_KEY",
@@ -121,8 +121,14 @@ class PartitionKeys:
         return children(f"{self.root}/index")
 
     def end_offset(self, index_key: str) -> int:
-        """The offset inside an index key of this partition."""
-        return int(index_key.rpartition("/")[2])
+        """The offset inside an index key of this partition; raises `StorageDamaged` where there is none."""
+        name = index_key.rpartition("/")[2]
+        # Only what `index` writes: `int` takes signs, spaces and the digits of other scripts as well.
+        if len(name) != OFFSET_DIGITS or not (name.isascii() and name.isdigit()):
+            raise StorageDamaged(
+                f"{index_key!r} is no key of an index", hint="something else wrote this key; delete it"
+            )
+        return int(name)
 
     def compacted_object(self, unique: str) -> str:
         """A new compacted object."""

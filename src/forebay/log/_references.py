@@ -35,7 +35,7 @@ from forebay.log._meta import located, read_meta
 from forebay.log._uris import key_of
 from forebay.storage import ObjectInfo, ObjectStore
 
-__all__ = ["LogObjects", "Visit", "is_shared", "owner_of", "read_header"]
+__all__ = ["LogObjects", "Visit", "is_shared", "is_write_ahead", "owner_of", "read_header"]
 
 T = TypeVar("T")
 
@@ -73,6 +73,11 @@ def owner_of(key: str) -> PartitionKeys | None:
 def is_shared(key: str) -> bool:
     """Whether the key is that of a shared write-ahead object."""
     return _SHARED_OBJECT.fullmatch(key) is not None
+
+
+def is_write_ahead(key: str) -> bool:
+    """Whether the key is that of a write-ahead object, shared or of the older layout."""
+    return is_shared(key) or (owner_of(key) is not None and "/data/wal/" in key)
 
 
 class LogObjects:

@@ -34,7 +34,7 @@ from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
 from forebay.log._discovery import catalog_partitions
 from forebay.log._keys import PartitionKeys
-from forebay.log._references import LogObjects, Visit, is_shared, owner_of
+from forebay.log._references import LogObjects, Visit, is_shared, is_write_ahead, owner_of
 from forebay.log._topics import Catalog
 from forebay.log._vacuum_marks import Marks, MarksStore
 from forebay.storage import ObjectInfo, ObjectStore
@@ -171,9 +171,9 @@ class _Pass:
         self.report.keep("in use", len(portion) - len(unnamed))
         doomed = [info for info in unnamed if self._is_due(info)]
         if self.report.stalled:
-            held = [info for info in doomed if is_shared(info.key)]
+            held = [info for info in doomed if is_write_ahead(info.key)]
             self._hold(held, "a compaction stalls")
-            doomed = [info for info in doomed if not is_shared(info.key)]
+            doomed = [info for info in doomed if not is_write_ahead(info.key)]
         await self._delete(doomed)
 
     async def _unnamed(self, portion: Sequence[ObjectInfo]) -> list[ObjectInfo]:
@@ -185,6 +185,8 @@ class _Pass:
         await self._visit([keys for keys in sorted(own, key=str) if keys], asked, left)
         due = [info for info in left.values() if self._is_marked(info)]
         for key, owners in (await self._objects.owners(due)).items():
+            if key not in left:
+                continue  # An owner of one before it names this one too.
             if owners is None:
                 self._hold([left.pop(key)], "its header cannot be read")
             else:

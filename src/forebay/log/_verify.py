@@ -31,11 +31,12 @@ from forebay.kit.ids import IdSource
 from forebay.log._compaction_run import entries_from
 from forebay.log._discovery import catalog_partitions
 from forebay.log._fetch import decode_slice
-from forebay.log._keys import ROOT, PartitionKeys
+from forebay.log._keys import CATALOG_PARTITION_KEY, ROOT, PartitionKeys, topic_key
 from forebay.log._meta import PartitionMeta, read_meta
+from forebay.log._records import decode_record
 from forebay.log._references import READ_POLICY, LogObjects, is_shared, owner_of, read_header
 from forebay.log._resolve import Located
-from forebay.log._topics import Catalog
+from forebay.log._topics import Catalog, Topic
 from forebay.log._uris import key_of
 from forebay.storage import ObjectInfo, ObjectStore
 
@@ -222,6 +223,7 @@ class _Look:
         report = PartitionReport(keys.topic, keys.partition)
         meta = await self._meta()
         if meta.control is None:
+            report.problems = await self._without_control()
             return report
         report.records = meta.next - meta.earliest
         cursor = await self._cursor(meta)
@@ -239,6 +241,24 @@ class _Look:
         if highest and highest >= (await self._meta()).next:
             report.problems.append(f"the index ends at offset {highest}, which was never assigned")
         return report
+
+    async def _without_control(self) -> list[str]:
+        """A partition comes into being with its control record. Index entries without one are what a sleeper
+        puts after a deletion, below the first offset of the next topic; any other says that it was lost."""
+        keys, coordinator = self._keys, self._objects.coordinator
+        key = topic_key(keys.topic)
+        record = await self._objects.patiently(
+            lambda: coordinator.get(key, partition_key=CATALOG_PARTITION_KEY)
+        )
+        if record is None:
+            return []
+        topic = decode_record(Topic, key, record.value)
+        async for entry in self._entries(topic.first_offset):
+            # Two more looks tell whether the partition has come into being meanwhile.
+            if topic.state == "ACTIVE" and (await self._meta()).control is None:
+                return [f"there is no control record, and the index has offset {entry.end_offset}"]
+            break
+        return []
 
     async def _meta(self) -> PartitionMeta:
         return await self._objects.patiently(lambda: read_meta(self._objects.coordinator, self._keys))
