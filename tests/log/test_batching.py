@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from tests.log.writing import (
@@ -22,7 +23,15 @@ from tests.log.writing import (
 from forebay.coordination import MemoryCoordinator
 from forebay.errors import Backpressure, Closed, LimitExceeded, UsageError
 from forebay.kit.clock import SystemClock
-from forebay.log import BatchingProducer, Fenced, LogWriter, OutOfSequence, ProducerConfig, WriterConfig
+from forebay.log import (
+    BatchingProducer,
+    Fenced,
+    Fencing,
+    LogWriter,
+    OutOfSequence,
+    ProducerConfig,
+    WriterConfig,
+)
 from forebay.log import _batching as batching_module
 from forebay.log._keys import PartitionKeys
 from forebay.storage import MemoryStore
@@ -103,10 +112,12 @@ async def test_a_refused_group_fails_its_own_ticket_alone() -> None:
 
 
 async def test_fenced_groups_fail_while_their_neighbours_are_appended() -> None:
-    writer = writer_of()
+    coordinator = MemoryCoordinator()
+    writer = writer_of(coordinator=coordinator)
     producer = _producer(writer)
     await writer.catalog.create("t", partitions=2)
-    await writer.catalog._fence(await writer.catalog.describe("t"), [0])
+    door = Fencing(coordinator, writer.catalog, clock=SystemClock(), randomness=random.Random(1))
+    await door.fence("t", 0)
     fenced, fine = producer.append_nowait([group("t", 0, b"a"), group("t", 1, b"b")])
     with pytest.raises(Fenced):
         await producer.flush()

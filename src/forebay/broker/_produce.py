@@ -67,8 +67,8 @@ class Produce:
         self._limits = engines.config.limits
         self._timeout_s = engines.config.produce_timeout_ms / 1000
         metrics = engines.metrics
-        self._records = metrics.counter("produce.records", "Records acknowledged")
-        self._bytes = metrics.counter("produce.bytes", "Bytes of records acknowledged, in memory")
+        self._records = metrics.counter("produce.records", "Records acknowledged").labels()
+        self._bytes = metrics.counter("produce.bytes", "Bytes of records acknowledged, in memory").labels()
         batches = metrics.counter("produce.batches", "Batches answered, by outcome", ("outcome",))
         self._outcomes = {
             name: batches.labels(name) for name in ("ok", "duplicate", "backpressure", "refused", "unknown")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -87,8 +88,7 @@ class AppendGroup:
         return self._size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(msgspec.Struct, frozen=True):
     """What became of one group."""
 
     topic: str
@@ -119,16 +119,16 @@ class AppendResult:
         return self
 
 
-@dataclass(slots=True, eq=False)
-class Unit:
+# Like the other things that a commit makes one of per partition, a struct: made in a tenth of the time.
+class Unit(msgspec.Struct, eq=False):
     """What one partition gets of one flush: one slice of the object, one index entry, all or nothing."""
 
     keys: PartitionKeys
     epoch: int | None
     answers: list[AppendResult | None]
     """Of the whole flush."""
-    groups: list[AppendGroup] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    groups: list[AppendGroup] = []
+    places: list[int] = []
     """Place of each group's answer in `answers`."""
     count: int = 0
     """Records of all groups."""
@@ -154,12 +154,12 @@ class Unit:
     def succeed(self, start_offset: int, uri: str, time_ms: int) -> None:
         """Answer every group: the unit was committed from this offset on, at this time."""
         self.start_offset, self.time_ms = start_offset, time_ms
-        topic, partition = self.keys.topic, self.keys.partition
+        topic, partition, answers = self.keys.topic, self.keys.partition, self.answers
         index_key = self.keys.index(start_offset + self.count - 1)
         for group, place in zip(self.groups, self.places, strict=True):
             count = len(group.batch)
             end = start_offset + count - 1
-            self.answers[place] = AppendResult(topic, partition, start_offset, end, count, index_key, uri)
+            answers[place] = AppendResult(topic, partition, start_offset, end, count, index_key, uri)
             start_offset = end + 1
 
     def fail(self, error: ForebayError) -> None:

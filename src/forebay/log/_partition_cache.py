@@ -11,6 +11,8 @@ import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import msgspec
+
 from forebay.coordination import Coordinator
 from forebay.log._keys import OFFSET_DIGITS, PartitionKeys
 from forebay.log._records import Control, IndexEntry, decode_record
@@ -37,8 +39,7 @@ class PartitionNames:
         return cls((keys.topic, keys.partition), keys.partition_key, keys.control, index)
 
 
-@dataclass(slots=True, eq=False)
-class PartitionState:
+class PartitionState(msgspec.Struct, eq=False):
     """A partition as it was at one version."""
 
     keys: PartitionKeys

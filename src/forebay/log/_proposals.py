@@ -6,7 +6,6 @@ See `_commit` for the protocol. Here are its parts that talk to nobody.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -30,8 +29,7 @@ BYTES_PER_WRITE: Final = WRITE_BYTES_MAX * 3 // 4
 """Bytes of records committed in one round trip: control records of many producers are large."""
 
 
-@dataclass(slots=True, eq=False)
-class Try:
+class Try(msgspec.Struct, eq=False):
     """A unit on its way into its partition."""
 
     unit: Unit
@@ -47,8 +45,7 @@ class Try:
     done: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class Proposal:
+class Proposal(msgspec.Struct, eq=False):
     """One attempt: what to send, and what then holds."""
 
     one: Try
