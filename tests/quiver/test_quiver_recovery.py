@@ -49,12 +49,15 @@ def test_damaged_entry_in_the_middle_costs_that_entry_alone() -> None:
         async with store(world, left, SLOW) as quiver:
             report = quiver.report
             assert (report.entries_replayed, report.damaged_ranges) == (9, 1)
+            assert report.sequence_gaps == 1
             assert report.damaged_bytes == ends[4] - ends[3]
             [aside] = report.quarantined
             assert len(left.files()[aside]) == report.damaged_bytes
             await quiver.register("a")
             await quiver.flush()
             assert await drain(quiver, "a") == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+        async with store(world, left, SLOW) as quiver:
+            assert quiver.report.sequence_gaps == 0, "said once"
 
     simulate(scenario)
 

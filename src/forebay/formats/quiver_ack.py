@@ -5,7 +5,7 @@
                 ["register", subscriber, after]       ["unregister", subscriber]
                 ["finalized", seq, [[first, last]..]] the entry sequences of the WAL that a segment holds
                 ["dropped", seq, reason, rows, bytes] a segment is about to go before all had it
-                ["wal_dropped", first, last, reason]  entries that will never be in a segment
+                ["wal_dropped", first, last, reason, rows, bytes]  entries that will never be in a segment
                 ["floor", next_segment, next_entry]   lowest numbers that may be given out
 
     checkpoint  0    8    magic "FBYQCKP\\0"
@@ -121,6 +121,8 @@ class WalDropped(_Record, tag="wal_dropped", frozen=True):
     first: int
     last: int
     reason: Reason
+    rows: int = 0
+    bytes: int = 0
 
 
 class Floor(_Record, tag="floor", frozen=True):

@@ -8,9 +8,9 @@ in `resolved_above` until the hole fills; the missing ones in between are derive
 never became a segment (a failed write took one) count as resolved for everybody.
 
 **Outcomes of a subscriber that is not registered.** One that is removed while it acknowledges leaves such a
-record behind its removal; it must not bring the subscriber back, which would pin everything for nobody. Damage
-that took a registration leaves the same trace, and there the subscriber is taken to need everything. Which of
-the two it was is known at the end of a replay: `settle_implied`.
+record behind its removal; it must not bring the subscriber back, which would pin everything for nobody.
+Damage that took a registration leaves the same trace, and there the subscriber is taken to need everything.
+Which of the two it was is known at the end of a replay: `settle_implied`.
 """
 
 from __future__ import annotations
@@ -105,27 +105,23 @@ class AckState:
             case quiver_ack.Outcome():
                 self._apply_outcome(record)
             case quiver_ack.Register(subscriber=name, after=after):
-                if self.implied and name in self.implied:
-                    self._forget(name)
-                self.subscribers.setdefault(name, Subscriber(name, after))
+                self._register(name, after)
             case quiver_ack.Unregister(subscriber=name):
                 self._forget(name)
             case quiver_ack.Finalized(segment=segment, entries=runs):
                 self.live.add(segment)
-                self._saw_segment(segment)
+                self.saw_segment(segment)
                 for first, last in runs:
                     self.cover(first, last)
             case quiver_ack.Dropped(segment=segment, reason=reason, rows=rows, bytes=size):
-                self._saw_segment(segment)
+                self.saw_segment(segment)
                 if segment in self.live:
                     self.live.remove(segment)
                     self.losses[f"segments.{reason}"] += 1
                     self.losses[f"rows.{reason}"] += rows
                     self.losses[f"bytes.{reason}"] += size
-            case quiver_ack.WalDropped(first=first, last=last, reason=reason):
-                fresh = sum(b - a + 1 for a, b in self.covered.gaps(first, last))
-                self.losses[f"entries.{reason}"] += fresh
-                self.cover(first, last)
+            case quiver_ack.WalDropped():
+                self._apply_wal_dropped(record)
             case quiver_ack.Floor(next_segment=segment, next_entry=entry):
                 self.next_segment = max(self.next_segment, segment)
                 self.next_entry = max(self.next_entry, entry)
@@ -142,6 +138,19 @@ class AckState:
             for name in implied:
                 self._forget(name)
 
+    def _register(self, name: str, after: int) -> None:
+        if self.implied and name in self.implied:
+            self._forget(name)
+        self.subscribers.setdefault(name, Subscriber(name, after))
+
+    def _apply_wal_dropped(self, record: quiver_ack.WalDropped) -> None:
+        fresh = sum(b - a + 1 for a, b in self.covered.gaps(record.first, record.last))
+        if fresh:
+            self.losses[f"entries.{record.reason}"] += fresh
+            self.losses[f"rows.{record.reason}"] += record.rows
+            self.losses[f"bytes.{record.reason}"] += record.bytes
+        self.cover(record.first, record.last)
+
     def _forget(self, name: str) -> None:
         self.subscribers.pop(name, None)
         if self.implied is not None:
@@ -153,15 +162,16 @@ class AckState:
 
     def note_absent(self, segment: int) -> None:
         """No segment will ever have this number."""
-        self._saw_segment(segment)
+        self.saw_segment(segment)
         for each in self.subscribers.values():
             each.resolve(segment, segment)
 
-    def _saw_segment(self, segment: int) -> None:
+    def saw_segment(self, segment: int) -> None:
+        """The number is given out."""
         self.next_segment = max(self.next_segment, segment + 1)
 
     def _apply_outcome(self, record: quiver_ack.Outcome) -> None:
-        self._saw_segment(record.last)
+        self.saw_segment(record.last)
         who = self.subscribers.get(record.subscriber)
         if who is None:
             if self.implied is None:

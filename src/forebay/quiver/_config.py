@@ -80,6 +80,9 @@ class QuiverConfig:
     """Ceiling of the wait after the first nack, in milliseconds; it doubles with every further one."""
     retry_cap_ms: int = 30_000
     """Highest ceiling of that wait."""
+    orphan_timeout_ms: int | None = None
+    """Milliseconds after which a subscriber is removed that nobody has spoken for since the store was opened:
+    what it has not had is no longer kept for it. None: never."""
     maps_max: int = 64
     """Segments kept mapped for readers at once."""
     dead_letter_bytes_max: int = 64 * 1024 * 1024
@@ -102,8 +105,10 @@ class QuiverConfig:
             raise UsageError(
                 f"size_cap_policy is {self.size_cap_policy!r}", hint="one of backpressure, drop_oldest"
             )
-        if self.retain_ms is not None and self.retain_ms < 1:
-            raise UsageError(f"retain_ms is {self.retain_ms}", hint="at least 1, or None")
+        for name in ("retain_ms", "orphan_timeout_ms"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UsageError(f"{name} is {value!r}", hint="at least 1, or None")
         if self.wal_bytes_max < 2 * self.wal_file_bytes:
             raise UsageError("wal_bytes_max is below two WAL files", hint="raise it or lower wal_file_bytes")
         need = self.wal_bytes_max + 2 * self.segment_bytes

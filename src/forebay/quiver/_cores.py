@@ -186,6 +186,19 @@ class QuiverCore:
             found = await each.unregister(name) or found
         return found
 
+    def activate(self, name: str) -> None:
+        """As `Quiver.activate`, here and in what it adopted."""
+        for each in self._having(name):
+            each.activate(name)
+
+    def deactivate(self, name: str) -> None:
+        """As `Quiver.deactivate`, here and in what it adopted."""
+        for each in self._having(name):
+            each.deactivate(name)
+
+    def _having(self, name: str) -> list[Quiver]:
+        return [self.own, *(each for each in self._adopted.values() if each.has_subscriber(name))]
+
     async def next(self, name: str, timeout_s: float | None = None) -> Delivery | None:
         """The next segment for a subscriber: adopted ones first, they are older."""
         deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s

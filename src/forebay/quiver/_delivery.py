@@ -4,6 +4,10 @@
 after. What is kept in memory per subscriber is bounded by what is claimed or waits for a retry; the backlog
 itself is a number, `fresh`, the next segment never handed out.
 
+**Active or not.** A subscriber becomes active by its first `next`, or by `activate`. `deactivate` pauses it:
+nothing is handed out, and everything it has not resolved stays pinned. One that was not active since the
+store was opened is an orphan.
+
 Several tasks may read for one subscriber; each claim belongs to one `Delivery`. A lease that lapses puts the
 segment back; its holder may still acknowledge it, as long as nobody else did.
 """
@@ -11,7 +15,9 @@ segment back; its holder may still acknowledge it, as long as nobody else did.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Self
@@ -19,9 +25,10 @@ from typing import Literal, Self
 from forebay.errors import Closed, FormatError
 from forebay.formats.quiver_ack import Outcome
 from forebay.kit.clock import Clock
+from forebay.quiver import _aside
 from forebay.quiver._acks import Acks
 from forebay.quiver._config import QuiverConfig
-from forebay.quiver._disk import Disk
+from forebay.quiver._disk import Disk, Piece
 from forebay.quiver._errors import UnknownSubscriber, from_os_error
 from forebay.quiver._finalizer import TIMER_S
 from forebay.quiver._metrics import QuiverMetrics
@@ -47,6 +54,7 @@ class _Desk:
     """When a segment may be tried again, and its attempts so far."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     is_active: bool = False
+    is_paused: bool = False
 
 
 class Delivery:
@@ -87,10 +95,12 @@ class Delivery:
         if not self._is_settled:
             self._is_settled = True
             self._deliveries.release(self.subscriber, self.segment, self._claim)
+            self.view.release_pages()
 
     async def _settle(self, outcome: Literal["ack", "nack", "dropped"]) -> bool:
         done = await self._deliveries.settle(self.subscriber, self.segment, self._claim, outcome)
         self._is_settled = True
+        self.view.release_pages()
         return done
 
     async def __aenter__(self) -> Self:
@@ -124,6 +134,7 @@ class Deliveries:
         self._metrics = metrics
         self._desks: dict[str, _Desk] = {}
         self._is_closed = False
+        self._damaged: set[int] = set()
         self.reader = SegmentReader(disk, config.maps_max)
         self.aside_bytes = 0
         """Bytes in `dead/` and `quarantine/`."""
@@ -152,10 +163,26 @@ class Deliveries:
             for desk in self._desks.values()
         )
 
+    def activate(self, name: str) -> None:
+        """Hand out again, or for the first time."""
+        desk = self._desk(name)
+        desk.is_active, desk.is_paused = True, False
+        desk.wake.set()
+
+    def deactivate(self, name: str) -> None:
+        """Hand nothing out until `activate`. What is claimed may still be settled."""
+        desk = self._desk(name)
+        desk.is_active, desk.is_paused = False, True
+
     def is_active(self, name: str) -> bool:
-        """Whether the subscriber has asked for anything since the store was opened."""
+        """Whether the subscriber has asked for anything since the store was opened, and is not paused."""
         desk = self._desks.get(name)
         return desk is not None and desk.is_active
+
+    def is_orphaned(self, name: str) -> bool:
+        """Whether nobody has spoken for the subscriber since the store was opened."""
+        desk = self._desks.get(name)
+        return desk is None or not (desk.is_active or desk.is_paused)
 
     def in_flight(self, name: str) -> int:
         """Segments under a lease."""
@@ -169,10 +196,10 @@ class Deliveries:
             if self._is_closed:
                 raise Closed("the store was closed", hint="open it again")
             desk = self._desk(name)
-            desk.is_active = True
+            desk.is_active = not desk.is_paused
             # Cleared before the look, so that what comes after it is not slept through.
             desk.wake.clear()
-            found = self._take(name, desk)
+            found = None if desk.is_paused else self._take(name, desk)
             if found is not None:
                 delivery = await self._open(name, *found)
                 if delivery is not None:
@@ -218,6 +245,14 @@ class Deliveries:
 
     async def _open(self, name: str, segment: int, claim: _Claim) -> Delivery | None:
         try:
+            return await self._open_claimed(name, segment, claim)
+        except BaseException:
+            # An error, or nobody who waits any more: others need not wait for the lease to lapse.
+            self.release(name, segment, claim)
+            raise
+
+    async def _open_claimed(self, name: str, segment: int, claim: _Claim) -> Delivery | None:
+        try:
             view = await self.reader.open(segment)
         except OSError:
             self._metrics.read_errors.inc()
@@ -225,29 +260,52 @@ class Deliveries:
                 self._defer(name, segment, claim)
             return None
         except FormatError:
-            self._metrics.quarantined.inc()
             await self._lose(name, segment)
             return None
-        except BaseException:
-            self.release(name, segment, claim)
-            raise
-        if view.bad_parts:
-            self._metrics.quarantined.inc(len(view.bad_parts))
         if len(view.bad_parts) == len(view.meta.parts):
             await self._lose(name, segment)
             return None
+        if view.bad_parts and segment not in self._damaged:
+            self._metrics.quarantined.inc(len(view.bad_parts))
+            parts = [view.meta.parts[each] for each in view.bad_parts]
+            await self._quarantine(
+                segment,
+                lambda: {
+                    f"part-{segment:016d}-{each.offset}.bin": view.data[
+                        each.offset : each.offset + each.length
+                    ]
+                    for each in parts
+                },
+            )
         return Delivery(self, name, view, claim)
+
+    async def _quarantine(self, segment: int, files: Callable[[], dict[str, Piece]]) -> None:
+        """Damaged bytes outlive their segment, within the bound. Once, and never at the cost of delivery."""
+        self._damaged.add(segment)
+        limit = self._config.dead_letter_bytes_max
+        with contextlib.suppress(OSError):
+            self.aside_bytes = await self._disk.run(
+                "reads", lambda: _aside.keep(self._disk, "quarantine", files(), limit)
+            )
 
     async def _lose(self, name: str, segment: int) -> None:
         """Nothing of it can be read: say so, rather than deliver nothing as if it were something."""
+        if segment not in self._damaged:
+            self._metrics.quarantined.inc()
+            await self._quarantine(
+                segment,
+                lambda: {f"segment-{segment:016d}.arrow": self._disk.read(segment_name(segment))},
+            )
         await self._acks.commit([Outcome(name, segment, segment, "dropped", "lost")])
         desk = self._desks.get(name)
         if desk is not None:
             desk.claims.pop(segment, None)
 
     async def _sleep(self, desk: _Desk, deadline: float | None, now: float) -> None:
-        moments = [at for at, _ in desk.waiting.values()]
-        moments += [claim.until for claim in desk.claims.values()]
+        moments: list[float] = []
+        if not desk.is_paused:
+            moments += [at for at, _ in desk.waiting.values()]
+            moments += [claim.until for claim in desk.claims.values()]
         if deadline is not None:
             moments.append(deadline)
         if not moments:
@@ -324,28 +382,11 @@ class Deliveries:
 
     async def _keep_dead(self, name: str, segment: int) -> None:
         """A copy for whoever wants to look at it; the oldest copies make room."""
-        target = f"dead/{segment:016d}.{name}.arrow"
         limit = self._config.dead_letter_bytes_max
 
         def work() -> int:
             data = self._disk.read(segment_name(segment))
-            kept = [(each, size) for each, size in self._disk.list("dead") if f"dead/{each}" != target]
-            total = sum(size for _, size in kept)
-            while kept and total + len(data) > limit:
-                each, size = kept.pop(0)
-                self._disk.remove(f"dead/{each}")
-                total -= size
-            self._disk.remove(target)
-            if len(data) <= limit:
-                file = self._disk.open(target, create=True)
-                try:
-                    file.write(0, [data])
-                    file.sync()
-                finally:
-                    file.close()
-                total += len(data)
-            self._disk.sync_directory("dead")
-            return total + sum(size for _, size in self._disk.list("quarantine"))
+            return _aside.keep(self._disk, "dead", {f"{segment:016d}.{name}.arrow": data}, limit)
 
         try:
             self.aside_bytes = await self._disk.run("reads", work)

@@ -34,7 +34,7 @@ RETRY_S: Final = 0.5
 """Seconds before a segment that could not be written is tried again."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Frozen:
     """An open segment, or one that waits to be written."""
 
@@ -113,6 +113,39 @@ class Finalizer:
         """Wait for the next attempt to end."""
         self._changed.clear()
         await self._changed.wait()
+
+    def take_oldest(self) -> Frozen | None:
+        """The oldest data that is in no segment, out of the queue: for `put_back`, or for `dropped`."""
+        waiting = [*self._queue, *self._open.values()]
+        if not waiting:
+            return None
+        oldest = min(waiting, key=lambda each: each.batches[0].sequence)
+        if oldest in self._queue:
+            self._queue.remove(oldest)
+        else:
+            del self._open[oldest.signal, oldest.schema_hash]
+        return oldest
+
+    def put_back(self, segment: Frozen) -> None:
+        """It stays after all."""
+        self._queue.appendleft(segment)
+        self._wake.set()
+
+    def dropped(self, segment: Frozen) -> None:
+        """It will never be a segment."""
+        self.bytes -= segment.bytes
+        self._changed.set()
+
+    def take_number(self) -> int:
+        """A number that no segment will have. Not while one is being written."""
+        assert not self._writing
+        self.next_segment += 1
+        return self.next_segment - 1
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether an attempt is under way."""
+        return self._writing
 
     @property
     def is_busy(self) -> bool:

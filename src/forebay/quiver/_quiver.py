@@ -43,6 +43,7 @@ from forebay.quiver._finalizer import Finalizer
 from forebay.quiver._group_log import GroupLog, Item, LogSettings
 from forebay.quiver._local_disk import LocalDisk
 from forebay.quiver._metrics import QuiverMetrics
+from forebay.quiver._orphans import Orphans
 from forebay.quiver._reading import SegmentView
 from forebay.quiver._recovery import DIRECTORIES, ENTRY_TYPE, Recovered, recover
 from forebay.quiver._report import RecoveryReport
@@ -198,6 +199,13 @@ class Quiver:
             found.next_checkpoint,
         )
         self._wal.start(found.wal_files, found.next_wal_generation, state.next_entry, found.wal_spares)
+        self._orphans = Orphans(
+            config,
+            clock,
+            names=lambda: [each for each in state.subscribers if self._deliveries.is_orphaned(each)],
+            stats=self.stats,
+            unregister=self.unregister,
+        )
         self._is_open = True
         await self._settle_recovery(found)
         self._finalizer.start()
@@ -223,16 +231,36 @@ class Quiver:
         with contextlib.suppress(ForebayError):
             await self._acks.commit(lost)
         self._retention.judge_all()
-        for each in found.replay:
-            entry = each.entry
-            batch = Batch(each.sequence, each.time_ms, entry.batch, dict(entry.context), entry.size)
-            self._finalizer.add(entry.signal, entry.fingerprint, batch)
+        await self._replay(found)
         report = found.report
         self._metrics.replayed.inc(report.entries_replayed)
         for kind in ("damaged_ranges", "segments_quarantined", "checkpoints_damaged", "unknown_frames"):
             self._metrics.damaged.labels(kind).inc(getattr(report, kind))
         if not report.is_clean:
             _log.warning("quiver.recovery.damaged: %s", report)
+
+    async def _replay(self, found: Recovered) -> None:
+        """Put WAL entries back into open segments, but for those that time retention would take at once."""
+        retain, now_ms = self._config.retain_ms, self._clock.now_ms()
+        expired: dict[str, list[Batch]] = {}
+        kept = []
+        for each in found.replay:
+            entry = each.entry
+            batch = Batch(each.sequence, each.time_ms, entry.batch, dict(entry.context), entry.size)
+            if retain is not None and now_ms - each.time_ms > retain:
+                expired.setdefault(entry.signal, []).append(batch)
+            kept.append((entry, batch))
+        dropped: set[int] = set()
+        # Where it cannot be recorded they are kept, and expire later.
+        with contextlib.suppress(ForebayError):
+            if expired:
+                await self._retention.drop_entries(expired, "expired")
+            dropped = {each.sequence for batches in expired.values() for each in batches}
+        for entry, batch in kept:
+            if batch.sequence not in dropped:
+                self._finalizer.add(entry.signal, entry.fingerprint, batch)
+        found.report.entries_expired = len(dropped)
+        found.report.entries_replayed -= len(dropped)
 
     async def close(self) -> None:
         """Finalize what is open, write a checkpoint, let the directory go. What fails is in the WAL."""
@@ -435,6 +463,19 @@ class Quiver:
         self._deliveries.forget(name)
         return True
 
+    def activate(self, name: str) -> None:
+        """Let a subscriber read again after `deactivate`. The first `next` does the same by itself."""
+        self._check_open()
+        self._deliveries.activate(name)
+
+    def deactivate(self, name: str) -> None:
+        """Pause a subscriber: `next` waits until `activate`, and what it has not resolved stays pinned.
+
+        Lasts until the store is closed. Segments in its hands may still be settled.
+        """
+        self._check_open()
+        self._deliveries.deactivate(name)
+
     def has_subscriber(self, name: str) -> bool:
         """Whether such a subscriber is registered."""
         self._check_open()
@@ -456,9 +497,11 @@ class Quiver:
         for number in [each for each, info in self._segments.items() if wanted.wants(info)]:
             if number in self._segments:
                 try:
-                    yield await self._deliveries.reader.open(number)
+                    view = await self._deliveries.reader.open(number)
                 except FileNotFoundError:
                     continue
+                yield view
+                view.release_pages()
 
     # Maintenance.
 
@@ -467,6 +510,7 @@ class Quiver:
         self._check_open()
         await self._acks.record_finalized()
         await self._retention.run()
+        await self._orphans.look()
         if self._acks.is_due():
             await self._acks.checkpoint()
 
@@ -510,7 +554,7 @@ class Quiver:
         while True:
             await self._trim_wanted.wait()
             self._trim_wanted.clear()
-            await self._guarded(self._retention.run())
+            await self._guarded(self._retention.run(expire=False))
 
     async def _guarded(self, work: object) -> None:
         try:
@@ -547,7 +591,7 @@ class Quiver:
             metrics.oldest_pending.labels(each.name).set(each.oldest_pending_ms / 1000)
             metrics.gap_set.labels(each.name).set(each.gap_set_size)
             metrics.in_flight.labels(each.name).set(each.in_flight)
-            metrics.orphaned.labels(each.name).set(0 if each.is_active else each.pinned_bytes)
+            metrics.orphaned.labels(each.name).set(each.pinned_bytes if each.is_orphaned else 0)
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -7,6 +7,7 @@ values, so damage there takes the whole segment.
 
 from __future__ import annotations
 
+import mmap
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -69,6 +70,14 @@ class SegmentView:
                 kept[begin : begin + part.rows] = False
             begin += part.rows
         return np.flatnonzero(kept)
+
+    def release_pages(self) -> None:
+        """Give the memory of the map back to the system; a later look brings the pages in again.
+
+        Without it a process would seem to hold every segment that it keeps mapped.
+        """
+        if isinstance(self.data.obj, mmap.mmap):
+            self.data.obj.madvise(mmap.MADV_DONTNEED)
 
     def table(self) -> pa.Table:
         """All batches as one table."""

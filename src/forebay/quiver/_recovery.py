@@ -238,7 +238,8 @@ class _Recovery:
                 elif self._replay(frame, generation):
                     present.add(frame.sequence)
         # What is in no file needs no replay: damaged, refused for want of space, or finished long ago.
-        for first, last in present.gaps(0, state.next_entry - 1):
+        for first, last in present.gaps(1, state.next_entry - 1):
+            self.report.sequence_gaps += sum(b - a + 1 for a, b in state.covered.gaps(first, last))
             state.cover(first, last)
 
     def _replay(self, frame: Frame, generation: int) -> bool:

@@ -15,6 +15,10 @@ class RecoveryReport:
     """WAL entries put back into open segments."""
     entries_covered: int = 0
     """WAL entries left alone, because a durable segment has them."""
+    entries_expired: int = 0
+    """WAL entries left out, because time retention would have taken them at once; recorded as dropped."""
+    sequence_gaps: int = 0
+    """WAL entries that neither a file nor a segment has: damaged, or refused for want of space."""
     torn_bytes: int = 0
     """Bytes behind the last good frame of a log: writes that a crash cut short. None was acknowledged."""
     damaged_ranges: int = 0

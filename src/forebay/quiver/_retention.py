@@ -3,7 +3,8 @@
 **Precedence.** 1. Segments that every subscriber has resolved, at any position, go at once (but for
 `headroom_bytes`). 2. Time retention goes over claims and under both policies: `dropped(expired)`. 3. The size
 cap: first what is processed, then, only under `drop_oldest`, the oldest segment that nobody works on:
-`dropped(size)`. Under `backpressure` ingest is refused instead.
+`dropped(size)`; and where no segment is left to drop, the oldest data that is in none yet. Under
+`backpressure` ingest is refused instead.
 
 **Order of a deletion.** Outcomes durable for everybody, unlink, sync of the directory, uncharge. A crash in
 between leaves a file that the next opening deletes again. One stuck segment stops nothing: every other is
@@ -16,11 +17,12 @@ what the data in memory will need when it becomes a segment. Several instances m
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from forebay.errors import ForebayError
-from forebay.formats.quiver_ack import Dropped, Outcome, Record
+from forebay.formats.quiver_ack import Dropped, Outcome, Record, WalDropped
 from forebay.kit.clock import Clock
 from forebay.quiver._acks import Acks
 from forebay.quiver._budget import Budget
@@ -31,7 +33,7 @@ from forebay.quiver._errors import QuiverFull
 from forebay.quiver._finalizer import Finalizer
 from forebay.quiver._group_log import GroupLog
 from forebay.quiver._metrics import QuiverMetrics
-from forebay.quiver._segment_file import SegmentInfo, segment_name
+from forebay.quiver._segment_file import Batch, SegmentInfo, runs_of, segment_name
 
 __all__ = ["RESERVE_BYTES", "Parts", "Retention"]
 
@@ -112,15 +114,16 @@ class Retention:
 
     # Passes.
 
-    async def run(self) -> None:
-        """Sweep, expire, and hold the cap."""
+    async def run(self, *, expire: bool = True) -> None:
+        """Sweep, expire, and hold the cap. Expiry looks at every segment, so it is left to the timer."""
         async with self.lock:
             await self._trim()
             others_need = self._budget.is_short
             if others_need:
                 await self._parts.wal.drop_spares()
             await self._sweep(0 if others_need else self._config.headroom_bytes)
-            await self._expire()
+            if expire:
+                await self._expire()
             if self.is_over(0):
                 await self._relieve(0)
             self._budget.publish(self.projected_bytes(0))
@@ -175,9 +178,7 @@ class Retention:
         if retain is None or self._parts.clock.monotonic() < self._paused_until:
             return
         old = [
-            number
-            for number, info in sorted(self._parts.segments.items())
-            if now_ms - info.ingested_ms[1] > retain
+            number for number, info in self._parts.segments.items() if now_ms - info.ingested_ms[1] > retain
         ]
         for number in old:
             await self._drop(number, "expired")
@@ -210,15 +211,56 @@ class Retention:
             victim = self._victim()
             if victim is not None:
                 await self._drop(victim, "size")
-            elif finalizer.is_busy and finalizer.problem is None:
+            elif finalizer.is_writing or (finalizer.is_busy and finalizer.problem is None):
                 await finalizer.changed()
                 await self._trim()
-            else:
+            elif not await self._drop_open():
                 return
 
     def _victim(self) -> int | None:
         leased = self._parts.deliveries.is_leased
-        return next((each for each in sorted(self._parts.segments) if not leased(each)), None)
+        # Segments get rising numbers, so the first one is the oldest.
+        return next((each for each in self._parts.segments if not leased(each)), None)
+
+    async def _drop_open(self) -> bool:
+        """Let the oldest data go that is in no segment: none can be written, or readers hold them all."""
+        finalizer = self._parts.finalizer
+        oldest = finalizer.take_oldest()
+        if oldest is None:
+            return False
+        try:
+            await self.drop_entries({oldest.signal: oldest.batches}, "size")
+        except BaseException:
+            finalizer.put_back(oldest)
+            raise
+        finalizer.dropped(oldest)
+        await self._trim()
+        return True
+
+    async def drop_entries(
+        self, by_signal: Mapping[str, Sequence[Batch]], reason: Literal["size", "expired"]
+    ) -> None:
+        """Tell everybody, durably, that WAL entries will be in no segment.
+
+        Subscribers hear of it by a number that no segment has. Their outcomes come first: a crash in between
+        leaves entries that are replayed, and a number that nobody waits for.
+        """
+        parts = self._parts
+        number = parts.finalizer.take_number()
+        parts.acks.state.saw_segment(number)
+        batches = [each for some in by_signal.values() for each in some]
+        rows = sum(each.batch.num_rows for each in batches)
+        size = sum(each.size for each in batches)
+        records: list[Record] = [
+            Outcome(name, number, number, "dropped", reason) for name in parts.acks.state.subscribers
+        ]
+        for first, last in runs_of(sorted(each.sequence for each in batches)):
+            records.append(WalDropped(first, last, reason, rows, size))
+            rows = size = 0
+        await parts.acks.commit(records)
+        for signal, some in by_signal.items():
+            parts.metrics.lost_bytes.labels(reason).inc(sum(each.size for each in some))
+            parts.metrics.lost_rows.labels(signal, reason).inc(sum(each.batch.num_rows for each in some))
 
     async def _drop(self, segment: int, reason: Literal["size", "expired"]) -> None:
         """Let a segment go that somebody still needs: told to everybody first, durably."""

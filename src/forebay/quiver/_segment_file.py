@@ -27,7 +27,17 @@ from forebay.formats.quiver_wal import has_dictionary
 from forebay.quiver._disk import Disk, Piece
 from forebay.quiver._runs import RunSet
 
-__all__ = ["Batch", "Built", "SegmentInfo", "build", "info_of", "read_meta", "segment_name", "write"]
+__all__ = [
+    "Batch",
+    "Built",
+    "SegmentInfo",
+    "build",
+    "info_of",
+    "read_meta",
+    "runs_of",
+    "segment_name",
+    "write",
+]
 
 JOINED_BYTES: Final = 256 * 1024
 """Logical bytes up to which small batches are joined into one record batch."""
@@ -141,7 +151,7 @@ def _meta(
     times = [each.time_ms for each in batches]
     return SegmentMeta(
         segment=template.segment,
-        entries=_runs([each.sequence for each in batches]),
+        entries=runs_of([each.sequence for each in batches]),
         signal=template.signal,
         schema_hash=template.schema_hash,
         rows=sum(each.num_rows for each in joined),
@@ -155,7 +165,7 @@ def _meta(
     )
 
 
-def _runs(sequences: list[int]) -> Runs:
+def runs_of(sequences: list[int]) -> Runs:
     """Sequences, mostly without a hole, as runs."""
     if sequences[-1] - sequences[0] + 1 == len(sequences):
         return [(sequences[0], sequences[-1])]

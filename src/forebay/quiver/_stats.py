@@ -30,7 +30,9 @@ class SubscriberStats:
     """Age of the oldest of them in milliseconds, 0 where there is none."""
     in_flight: int
     is_active: bool
-    """Whether it has asked for a segment since the store was opened."""
+    """Whether it has asked for a segment since the store was opened, and is not paused."""
+    is_orphaned: bool
+    """Whether nobody has spoken for it since the store was opened."""
     dropped: dict[str, int]
     """Segments it never got, by reason."""
 
@@ -77,6 +79,7 @@ def collect(
                 oldest_pending_ms=max(0, now_ms - oldest),
                 in_flight=deliveries.in_flight(who.name),
                 is_active=deliveries.is_active(who.name),
+                is_orphaned=deliveries.is_orphaned(who.name),
                 dropped=dict(who.dropped),
             )
         )
