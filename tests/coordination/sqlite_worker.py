@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import resource
+import signal
 import sys
 
 from forebay.coordination import ABSENT, SqliteCoordinator
@@ -94,6 +96,19 @@ async def _write_until_refused(coordinator: SqliteCoordinator) -> int:
     raise AssertionError("the limit did not hold")
 
 
+async def orphan(path: str) -> None:
+    """Stand in the middle of a write until killed, and leave a forked child behind."""
+    coordinator = SqliteCoordinator(path)
+    await coordinator.put("d/a", b"parent")
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        signal.pause()
+    fcntl.flock(coordinator._writer._loop_descriptor, fcntl.LOCK_EX)  # type: ignore[union-attr]
+    say(str(child))
+    await asyncio.Event().wait()
+
+
 if __name__ == "__main__":
-    modes = {"count": count, "hold": hold, "fork": fork, "full": full}
+    modes = {"count": count, "hold": hold, "fork": fork, "full": full, "orphan": orphan}
     asyncio.run(modes[sys.argv[1]](*sys.argv[2:]))  # type: ignore[operator]

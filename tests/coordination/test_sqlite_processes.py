@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from forebay.coordination import SqliteCoordinator
+from forebay.coordination import SqliteCoordinator, _sqlite_file
 
 WORKER = Path(__file__).with_name("sqlite_worker.py")
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -139,6 +141,21 @@ def test_use_after_fork_is_refused(start: Start, tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in lines] == ["UsageError"] * 3 + ["parent"]
     assert "child process" in lines[0]
     assert worker.returncode == 0
+
+
+async def test_forked_child_does_not_hold_the_turn_of_a_parent_that_was_killed(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sqlite_file, "OPEN_TIMEOUT_S", 1.0)
+    worker = start("orphan", tmp_path / "c.db")
+    [child] = _read_lines(worker, 1)
+    try:
+        worker.kill()
+        worker.wait()
+        async with SqliteCoordinator(tmp_path / "c.db") as coordinator:
+            await coordinator.put("d/a", b"goes on")
+    finally:
+        os.kill(int(child), signal.SIGKILL)
 
 
 def test_full_disk_is_not_done_and_heals(start: Start, tmp_path: Path) -> None:

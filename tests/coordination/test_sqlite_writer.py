@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -417,7 +416,7 @@ async def test_kept_turn_is_taken_back_from_a_loop_that_does_not_come(
         # Blocks the loop until the thread has let go of the turn by itself.
         _sqlite_file.take_turn(descriptor)
         _sqlite_file.end_turn(descriptor)
-        os.close(descriptor)
+        _sqlite_file.close_turn(descriptor)
 
 
 async def test_log_is_moved_into_the_database_also_in_a_fight(

@@ -7,6 +7,9 @@ database) and too vaguely ("unable to open database file").
 Writers take turns with a flock on a second file. sqlite's own lock sleeps and retries, and under load one
 process can hold it while another gets nothing; the kernel serves a flock in the order of arrival. The turn
 file is never removed: two processes could then hold locks on two files of one name.
+
+A flock belongs to everybody who has the open file, and a forked child has it too. The child lets go of it at
+once: else it would hold the turn of a parent that was killed, for as long as it lives itself.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from forebay.errors import (
 
 __all__ = [
     "SqliteFile",
+    "close_turn",
     "end_turn",
     "is_busy",
     "make_durable_directory",
@@ -72,6 +76,9 @@ _NETWORK_FILE_SYSTEMS = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "glusterfs"),
     *("fuse.sshfs", "fuse.s3fs", "fuse.glusterfs", "fuse.rclone", "fuse.gcsfuse"),
 }
+
+_open_turns: set[int] = set()
+"""Descriptors of turn files of this process."""
 
 
 class SqliteFile:
@@ -121,8 +128,10 @@ class SqliteFile:
         return connection
 
     def open_turn(self) -> int:
-        """A descriptor for `turn`. Each one takes its turns by itself."""
-        return os.open(self.turn_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """A descriptor for `turn`, for `close_turn`. Each one takes its turns by itself."""
+        descriptor = os.open(self.turn_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        _open_turns.add(descriptor)
+        return descriptor
 
     def _prepare(self) -> None:
         descriptor = self.open_turn()
@@ -134,7 +143,7 @@ class SqliteFile:
             finally:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
-            os.close(descriptor)
+            close_turn(descriptor)
 
     def _create_or_check(self, connection: sqlite3.Connection) -> None:
         [(application,)] = connection.execute("pragma application_id").fetchall()
@@ -199,6 +208,21 @@ def end_turn(descriptor: int) -> None:
     # What was committed is committed: a lock that cannot be let go shows when the next turn is asked for.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def close_turn(descriptor: int) -> None:
+    """Let go of what `open_turn` gave, and of the turn."""
+    _open_turns.discard(descriptor)
+    os.close(descriptor)
+
+
+def _close_turns_after_fork() -> None:
+    while _open_turns:
+        with contextlib.suppress(OSError):
+            os.close(_open_turns.pop())
+
+
+os.register_at_fork(after_in_child=_close_turns_after_fork)
 
 
 def make_durable_directory(path: Path) -> None:

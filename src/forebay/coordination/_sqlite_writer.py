@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import queue
 import sqlite3
 import threading
@@ -37,7 +36,7 @@ from typing import Any
 
 from forebay.coordination._api import Put
 from forebay.coordination._sqlite_commit import Committer, Request, fail
-from forebay.coordination._sqlite_file import SqliteFile, end_turn, take_turn, try_turn
+from forebay.coordination._sqlite_file import SqliteFile, close_turn, end_turn, take_turn, try_turn
 from forebay.coordination._sqlite_in_place import InPlace
 from forebay.coordination._sqlite_transaction import Transaction
 from forebay.errors import Closed, Unavailable
@@ -219,8 +218,8 @@ class Writer:
                     self._tidy()
         finally:
             self._committer.close()
-            os.close(self._descriptor)
-            os.close(self._loop_descriptor)
+            close_turn(self._descriptor)
+            close_turn(self._loop_descriptor)
             self._call(self._ended.set)
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
