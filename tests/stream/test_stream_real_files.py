@@ -106,7 +106,7 @@ async def test_streams_of_one_record_and_of_none(name: str) -> None:
 
 @pytest.mark.parametrize("tiered_segments", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("local_from", [0, 1, 2, 3])
-@pytest.mark.parametrize(("target", "branching"), [(1, 2), (10_000, 4)])
+@pytest.mark.parametrize(("target", "branching"), [(1, 2), (10_000, 4), (64 << 20, 1024)])
 async def test_answers_do_not_depend_on_what_is_local(
     tiered_segments: int, local_from: int, target: int, branching: int, tmp_path: Path
 ) -> None:
