@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from tests.log.hand_log import HandLog, numbered
+from tests.log.writing import writer_of
 
+from forebay.coordination import MemoryCoordinator
 from forebay.errors import UsageError
 from forebay.formats import tail_file
 from forebay.formats.bytes_batch import BytesBatch
@@ -32,6 +34,7 @@ from forebay.log._tail_cache import TailCacheConfig
 from forebay.log._tail_cache_files import FileTailCache
 from forebay.log._tail_writer import TailFedWriter
 from forebay.log._trim import Trimmer
+from forebay.storage import MemoryStore
 from forebay.testing import Actor, Faults, World, run_seeds, seeds
 
 
@@ -258,6 +261,19 @@ def test_names_that_are_no_batches_are_ignored_and_drafts_are_swept(tmp_path: Pa
     assert list(folder.iterdir()) == []
 
 
+def test_what_is_not_ours_in_the_directory_neither_stops_a_sweep_nor_a_forgetting(tmp_path: Path) -> None:
+    cache = FileTailCache(tmp_path, SystemClock(), IdSource(), TailCacheConfig(bytes_max=1 << 20))
+    put(cache, 1, 2)
+    foreign = [tmp_path / "README", tmp_path / "orders" / "notes", tmp_path / "orders" / "0" / "folder"]
+    foreign[0].write_text("?")
+    foreign[1].write_text("?")
+    foreign[2].mkdir()
+    (tmp_path / "orders" / "lost+found").mkdir()
+    assert cache.sweep() > 0
+    cache.forget("orders")
+    assert read(cache, 1) is None and all(path.exists() for path in foreign)
+
+
 def test_the_directory_stays_within_its_bound(tmp_path: Path) -> None:
     cache = FileTailCache(tmp_path / "tail", SystemClock(), IdSource(), TailCacheConfig(bytes_max=10_000))
     for start in range(1, 1_001, 2):
@@ -333,6 +349,19 @@ async def test_cached_records_are_exactly_what_the_log_returns() -> None:
 
 def _table(batches: list[FetchedBatch]) -> list[dict[str, object]]:
     return [row for batch in batches for row in batch.to_arrow().to_pylist()]
+
+
+async def test_a_deleted_topic_is_not_served_once_the_deletion_was_seen(make: Make, clock: Clock) -> None:
+    cache, store, coordinator = make(), MemoryStore(), MemoryCoordinator()
+    writer = writer_of(store, coordinator)
+    reader = LogReader(store, coordinator, clock=clock, randomness=random.Random(1), tail_cache=cache)
+    await writer.append_shared([AppendGroup.of("orders", 0, numbered(1, 2))])
+    put(cache, 1, 2)
+    assert (await reader.read("orders", 0, 1)).from_cache
+    await writer.catalog.delete("orders")
+    for ask in (reader.offsets("orders", 0), reader.read("orders", 0, 3), reader.read("orders", 0, 1)):
+        with pytest.raises(UnknownTopic):
+            await ask
 
 
 async def test_a_trimmed_record_is_not_served_once_the_trim_was_seen() -> None:

@@ -22,7 +22,7 @@ from forebay.coordination import Coordinator
 from forebay.errors import ForebayError, NotFound, Unavailable, UsageError
 from forebay.kit.clock import Clock
 from forebay.kit.metrics import MetricsRegistry
-from forebay.log._errors import DataLost, OffsetOutOfRange
+from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownTopic
 from forebay.log._fetch import Fetcher
 from forebay.log._fetched import Fetched, FetchedBatch, ReaderConfig, ReadRequest, fitting
 from forebay.log._keys import PartitionKeys
@@ -229,9 +229,18 @@ class LogReader:
 
     async def _view(self, keys: PartitionKeys) -> PartitionView:
         asked_at = self._clock.monotonic()
-        view = await self._resolver.view(keys)
+        try:
+            view = await self._resolver.view(keys)
+        except UnknownTopic:
+            self._forget(keys)
+            raise
         self._tell_cache(view, asked_at)
         return view
+
+    def _forget(self, keys: PartitionKeys) -> None:
+        """The topic was deleted: what is cached of it is not served any longer."""
+        if self._cache is not None:
+            self._cache.forget(keys.topic, keys.partition)
 
     def _tell_cache(self, view: PartitionView, asked_at: float) -> None:
         if self._cache is not None:
@@ -279,6 +288,9 @@ class LogReader:
             )
         except Unresolved as error:
             ask.located, ask.trouble = [], error
+        except UnknownTopic as error:
+            self._forget(ask.keys)
+            ask.answer = error
         except ForebayError as error:
             ask.answer = error
 

@@ -209,11 +209,10 @@ class FileTailCache(TailCache):
 
     def forget(self, topic: str, partition: int | None = None) -> None:
         """Remove the files of a partition, or of a topic."""
-        root = self._directory / topic
-        with contextlib.suppress(OSError):
-            for folder in root.iterdir():
-                if partition in (None, int(folder.name)):
-                    for path in folder.iterdir():
+        for folder in _partition_folders(self._directory / topic):
+            if partition in (None, int(folder.name)):
+                for path in _entries(folder):
+                    with contextlib.suppress(OSError):
                         path.unlink(missing_ok=True)
         for key in [key for key in self._seen_next if key[0] == topic and partition in (None, key[1])]:
             del self._seen_next[key]
@@ -241,10 +240,9 @@ class FileTailCache(TailCache):
 
     def _every_file(self) -> Iterator[Path]:
         """Batches, and drafts that a crash left behind."""
-        for topic in self._directory.iterdir():
-            if topic.is_dir():
-                for folder in topic.iterdir():
-                    yield from (path for path in folder.iterdir() if path.name != "earliest")
+        for topic in _entries(self._directory):
+            for folder in _partition_folders(topic):
+                yield from (path for path in _entries(folder) if path.name != "earliest")
 
     @property
     def _pulse(self) -> Path:
@@ -277,6 +275,19 @@ class FileTailCache(TailCache):
 
     def _seen(self, topic: str, partition: int) -> tuple[int, float]:
         return self._seen_next.get((topic, partition), (0, float("-inf")))
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a directory; nothing where it is none, or is gone."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _partition_folders(topic: Path) -> list[Path]:
+    """The directories of a topic's partitions. Whatever else lies there is not ours."""
+    return [path for path in _entries(topic) if path.name.isascii() and path.name.isdigit()]
 
 
 def _parsed(folder: Path, name: str) -> _File | None:
