@@ -76,6 +76,7 @@ class _Connection(asyncio.Protocol):
         self._ready: deque[Request] = deque()
         self._request = Request()
         self._header_bytes = 0
+        self._unseen = 0
         self._arriving = 0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -95,8 +96,12 @@ class _Connection(asyncio.Protocol):
         self._stop_waiting()
 
     def data_received(self, data: bytes) -> None:
+        # The parser gathers a header until its end comes, however long that takes.
+        self._unseen += len(data)
         try:
             self._parser.feed_data(data)
+            if self._unseen > HEADER_BYTES_MAX:
+                self._end(Answer(431, b"the headers are too large"))
         except httptools.HttpParserUpgrade:
             # It is answered as if it had not asked for another protocol, and that is all.
             self._request.keep_alive = False
@@ -117,10 +122,12 @@ class _Connection(asyncio.Protocol):
         self._request.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._unseen = 0
         self._count(len(name) + len(value))
         self._request.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        self._unseen = 0
         request = self._request
         request.method = self._parser.get_method().decode("latin-1")
         request.keep_alive = self._parser.should_keep_alive()
@@ -131,6 +138,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
+        self._unseen = 0
         if len(self._request.body) + len(body) > self._server.body_bytes_max:
             raise _Broken(413, "the body is too large")
         if self._server.arriving_bytes + len(body) > self._server.arriving_bytes_max:
@@ -140,6 +148,7 @@ class _Connection(asyncio.Protocol):
         self._request.body += body
 
     def on_message_complete(self) -> None:
+        self._unseen = 0
         if len(self._ready) >= AHEAD_MAX:
             raise _Broken(400, "too many requests ahead of their answers")
         self._ready.append(self._request)
