@@ -1,6 +1,8 @@
 // Asking the broker. The token goes into a header, never into an address, and lives in this tab only.
 
 const KEY = "forebay.token";
+/** A stream that is silent for longer is dead: the broker gives a sign of life every few seconds. */
+const SILENCE_MS = 30_000;
 
 export class Problem extends Error {
   constructor(status, type, message, hint, requestId) {
@@ -110,7 +112,8 @@ export async function events(path, { signal, onOpen, onEvent }) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const silence = setTimeout(() => reader.cancel(), SILENCE_MS);
+    const { value, done } = await reader.read().finally(() => clearTimeout(silence));
     if (done) return;
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();

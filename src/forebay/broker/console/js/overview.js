@@ -18,7 +18,7 @@ export function overview(root, { life }) {
     out: card("Records out", "per second"),
     latency: card("Produce p99", "last 30 s"),
     errors: card("Errors", "per second"),
-    pending: card("Pending", "accepted, not yet durable"),
+    pending: card("Not yet durable"),
     cost: card("Cost per month", "requests at the current rate"),
   };
   const charts = {
@@ -57,7 +57,7 @@ export function overview(root, { life }) {
   life.signal.addEventListener("abort", () => clearTimeout(soon));
   life.every(COST_MS, costTrouble, async () => {
     const found = await get("/cost", life.signal);
-    cards.cost.set(dollars(found.dollars_per_month), `requests of the last ${duration(found.window_seconds)}`);
+    cards.cost.set(dollars(found.dollars_per_month), `by the last ${duration(Math.round(found.window_seconds))}`);
     cost.update(found.intervals);
     setText(basis, `Requests of this broker to the store, by ${found.basis}; storage and traffic are not in it. The line marked “now” is measured, the others are estimates: a longer interval makes fewer, larger objects, and every acknowledgement waits for it.`);
   });
@@ -71,7 +71,7 @@ function showNow(cards, { now, base, recent }) {
   const p99 = produce && base ? quantile(produce, base.paths.get("/produce"), 0.99) : null;
   cards.latency.set(duration(p99), p99 === null && base ? "nothing was produced lately" : "last 30 s");
   cards.errors.set(rate(recent?.errors), `${number(now.errors)} since the start`);
-  cards.pending.set(size(raw.batcher.pending_bytes), `${plural(raw.batcher.pending_groups ?? 0, "batch", "batches")} not yet durable`);
+  cards.pending.set(size(raw.batcher.pending_bytes), `accepted, ${plural(raw.batcher.pending_groups ?? 0, "batch", "batches")}`);
 }
 
 function showBroker(place, raw) {

@@ -77,7 +77,7 @@ function showCards(cards, found) {
   cards.records.set(number(found.next - found.earliest), `offsets ${number(found.earliest)} to ${number(found.next - 1)}`);
   if (found.next <= found.earliest) cards.records.set("0", `next offset ${number(found.next)}`);
   cards.size.set(size(found.bytes), `${shared}in ${plural(found.entries, "entry", "entries")}, ${size(found.compacted_bytes)} compacted`);
-  cards.lag.set(number(found.lag_records), `records, from offset ${number(found.cursor)} on`);
+  cards.lag.set(number(found.lag_records), `from offset ${number(found.cursor)} on`);
 }
 
 function compactionNodes(found) {
@@ -109,8 +109,8 @@ function objectTable() {
       { title: "Kind", cell: (row) => kindOf(row) },
       { title: "Size", number: true, cell: (row) => size(row.bytes) },
       { title: "Written", tight: true, cell: (row) => time(row.created_at_ms) },
-      { title: "By", cell: (row) => row.writer || "–" },
-      { title: "Object", cell: (row) => ({ text: shortened(row.object), title: row.object }) },
+      { title: "By", tight: true, cell: (row) => row.writer || "–" },
+      { title: "Object", tight: true, cell: (row) => ({ text: shortened(row.object), title: row.object }) },
     ],
   });
 }
@@ -120,7 +120,7 @@ function kindOf(row) {
   return { text: row.source.toLowerCase(), kind: row.source === "COMPACTED" ? "good" : "" };
 }
 
-const TAIL_CHARS = 44;
+const TAIL_CHARS = 37;
 const shortened = (uri) => (uri.length > TAIL_CHARS ? `…${uri.slice(-TAIL_CHARS)}` : uri);
 
 function explainSection(topic, place, life) {
