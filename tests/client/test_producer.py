@@ -106,12 +106,25 @@ async def test_an_answer_lost_by_the_network_is_never_a_duplicate(broker: TinyBr
 
 
 async def test_refusals_that_pass_are_tried_again(bay: Client, broker: TinyBroker) -> None:
-    broker.before.extend(["BackPressureRejected", "Contended", "503", "drop", "Unavailable"])
+    broker.before.extend(["BackPressureRejected", "Contended", "503", "stopping", "drop", "Unavailable"])
     async with bay.producer(SOON) as out:
         assert (await out.send("orders", [b"a"], partition=0)).start_offset == 1
     assert await broker.values("orders") == [b"a"]
     sequences = [request.topic_partitions[0].sequence for request in broker.produced]
-    assert sequences == [0] * 6
+    assert sequences == [0] * 7
+
+
+async def test_a_defect_of_the_broker_is_never_told_as_not_done(bay: Client, broker: TinyBroker) -> None:
+    broker.before.append("defect")
+    async with bay.producer(SOON) as out:
+        # It was appended before the defect showed: sent again under its number, it is there once.
+        assert (await out.send("orders", [b"a"], partition=0)).start_offset == 1
+    assert await broker.values("orders") == [b"a"]
+    broker.before.extend(["defect", "AccessDenied"])
+    async with bay.producer(SOON) as out:
+        with pytest.raises(OutcomeUnknown, match="InternalError"):
+            await out.send("orders", [b"b"], partition=0)
+    assert await broker.values("orders") == [b"a", b"b"]
 
 
 async def test_a_refusal_for_good_is_told_as_not_done_and_the_next_batch_goes_through(

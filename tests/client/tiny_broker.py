@@ -46,7 +46,8 @@ class TinyBroker:
         self.headers: list[dict[str, str]] = []
         self.before: deque[str] = deque()
         """For the next produce requests: "" does nothing, "drop" hangs up before acting, "lose" after acting,
-        "400", "503", "garbage", "strange", or the error type that every batch gets."""
+        "defect" answers 500 after acting, "400", "503", "stopping", "garbage", "strange", or the error type
+        that every batch gets."""
         self.gate: asyncio.Event | None = None
         """Where set, produce requests are answered only once it is."""
         self._connections: set[asyncio.StreamWriter] = set()
@@ -116,15 +117,9 @@ class TinyBroker:
             await self.gate.wait()
         if how == "drop":
             return None
-        if how == "garbage":
-            return 0, "", b"SSH-2.0-OpenSSH_9.2\r\n\r\n"
-        if how == "400":
-            return _error(400, "UsageError", "one of these is wrong")
-        if how == "strange":
-            return 200, "text/html", b"<h1>Welcome to the portal</h1>"
-        if how == "503":
-            return 503, "text/plain", b"busy"
-        if how not in ("", "lose"):
+        if how in _ANSWERS:
+            return _ANSWERS[how]
+        if how not in ("", "lose", "defect"):
             return _told(
                 [
                     ProduceResult(
@@ -144,6 +139,8 @@ class TinyBroker:
         results = await self.bay.writer.append_shared(groups)
         if how == "lose":
             return None
+        if how == "defect":
+            return _error(500, "InternalError", "the broker has a defect")
         return _told(
             [
                 ProduceResult(
@@ -238,6 +235,15 @@ class TinyBroker:
 
 def _error(status: int, kind: str, message: str) -> Answer:
     return status, JSON, msgspec.json.encode(ErrorBody(ErrorDetail(kind, message, "look elsewhere", "r1")))
+
+
+_ANSWERS = {
+    "garbage": (0, "", b"SSH-2.0-OpenSSH_9.2\r\n\r\n"),
+    "400": _error(400, "UsageError", "one of these is wrong"),
+    "strange": (200, "text/html", b"<h1>Welcome to the portal</h1>"),
+    "503": (503, "text/plain", b"busy"),
+    "stopping": _error(503, "Stopping", "the broker is stopping"),
+}
 
 
 def _told(results: list[ProduceResult]) -> Answer:

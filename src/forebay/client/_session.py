@@ -96,7 +96,9 @@ class Session:
             error.message = told.message
             error.args = (told.message,)
             return error
-        return error_from(told.type, told.message, hint=told.hint, operation=operation)
+        return error_from(
+            told.type, told.message, hint=told.hint, operation=operation, status=response.status
+        )
 
     async def close(self) -> None:
         """End the connections."""
