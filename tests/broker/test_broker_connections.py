@@ -259,13 +259,27 @@ async def test_bodies_of_all_requests_together_are_bounded() -> None:
     async with serving(limits=limits) as (broker, client):
         first = await client.open()
         await first.raw(b"POST /produce HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
-        await until(lambda: broker.server.body_bytes == 1_000)
+        await first.raw(b"x" * 900)
+        await until(lambda: broker.server.body_bytes == 900)
         second = await client.open()
         await second.raw(b"POST /produce HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n")
         answer = await second.answer()
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
         await first.close()
         await second.close()
+
+
+async def test_a_body_that_is_announced_and_never_sent_keeps_nobody_out() -> None:
+    limits = HttpLimits(body_max_bytes=1_000, bodies_max_bytes=1_500)
+    async with serving(limits=limits) as (broker, client):
+        idle = [await client.open() for _ in range(4)]
+        for wire in idle:
+            await wire.raw(b"POST /produce HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
+        await until(lambda: broker.server.body_bytes == len(idle))
+        assert (await client.produce("t", 0, ["x" * 800])).status == 200
+        for wire in idle:
+            await wire.close()
+        await until(lambda: broker.server.body_bytes == 0)
 
 
 async def test_connections_over_the_limit_are_told_so() -> None:
@@ -307,6 +321,18 @@ async def test_partitions_of_a_request_are_bounded() -> None:
         assert "partitions_max" in answer.json()["error"]["message"]
         places = [{"topic": "t", "partition": number, "fetch_offset": 1} for number in range(3)]
         assert (await client.post("/consume", {"topic_partitions": places})).status == 400
+
+
+async def test_head_of_an_event_stream_has_no_events() -> None:
+    async with serving() as (_, client):
+        await client.produce("t", 0, ["a"])
+        wire = await client.open()
+        await wire.send("HEAD", "/tail?topic=t&from=earliest")
+        await wire.send("GET", "/health")
+        head = await wire.head()
+        assert (head.status, head.headers["Content-Type"]) == (200, "text/event-stream")
+        assert (await wire.answer()).json()["status"] == "ok"
+        await wire.close()
 
 
 async def test_head_is_get_without_a_body_and_http_10_closes() -> None:

@@ -18,6 +18,7 @@ from tests.broker.bed import FAST, Client, parts, serving, until
 
 from forebay.broker import Action, Broker, BrokerConfig, self_signed, server_tls
 from forebay.errors import UsageError
+from forebay.log import AppendGroup
 
 GUARDED = BrokerConfig(producer=FAST, require_tokens=True, token_refresh_ms=20)
 
@@ -147,6 +148,45 @@ async def test_event_stream_ends_when_its_token_is_revoked() -> None:
         async for _ in wire.events():
             pass
         await wire.close()
+
+
+async def test_busy_event_stream_ends_when_its_token_is_revoked() -> None:
+    async with guarded(tail_heartbeat_ms=60_000) as (broker, client, root):
+        record, token = await broker.tokens.issue("tail", actions=[Action.READ])
+        await bearing(client, root).produce("t", 0, ["a"])
+        await asyncio.sleep(0.03)
+        wire = await bearing(client, token).open()
+        await wire.send("GET", "/tail?topic=t&from=earliest")
+        assert (await wire.head()).status == 200
+        await broker.tokens.revoke(record.token_id)
+        # No other request comes that would have the table of tokens read again.
+        async with asyncio.TaskGroup() as group:
+            feeding = group.create_task(_feed(broker))
+            async for _ in wire.events():
+                pass
+            feeding.cancel()
+        await wire.close()
+
+
+async def _feed(broker: Broker) -> None:
+    while True:
+        [ticket] = await broker.engines.producer.append([AppendGroup.of("t", 0, [b"more"])])
+        await ticket
+
+
+async def test_a_token_learns_of_a_group_only_what_concerns_its_topics() -> None:
+    async with guarded() as (broker, client, _):
+        await broker.engines.catalog.create("eu.orders", partitions=1)
+        await broker.engines.catalog.create("us.orders", partitions=1)
+        groups = broker.engines.groups
+        async with groups.member("both", ["eu.orders", "us.orders"]), groups.member("us", ["us.orders"]):
+            _, eu = await broker.tokens.issue("eu", actions=[Action.READ], prefix="eu.")
+            _, appends = await broker.tokens.issue("app", actions=[Action.APPEND])
+            await asyncio.sleep(0.03)
+            seen = (await bearing(client, eu).get("/groups/both")).json()
+            assert [member["topics"] for member in seen["members"]] == [["eu.orders"]]
+            assert (await bearing(client, eu).get("/groups/us")).status == 403
+            assert (await bearing(client, appends).get("/groups/us")).status == 403
 
 
 async def test_secrets_are_not_stored() -> None:

@@ -42,7 +42,8 @@ class GroupHandlers:
         """Members, and the lag in those topics that the caller may read or monitor."""
         found = await self._engines.groups.describe(call.params["group"])
         kept = [each for each in found.partitions if _sees(call, each.topic)]
-        if found.partitions and not kept:
+        topics = {topic for each in found.members for topic in each.topics if _sees(call, topic)}
+        if not kept and not topics and not _sees(call, None):
             raise AccessDenied(
                 "this token sees no topic of the group", hint="forebay tokens issue makes one that does"
             )
@@ -52,7 +53,9 @@ class GroupHandlers:
                 generation=found.generation,
                 members=[
                     GroupMemberView(
-                        member_id=each.member_id, topics=each.topics, joined_at_ms=each.joined_at_ms
+                        member_id=each.member_id,
+                        topics=[topic for topic in each.topics if topic in topics],
+                        joined_at_ms=each.joined_at_ms,
                     )
                     for each in found.members
                 ],
@@ -112,7 +115,7 @@ class GroupHandlers:
         return json_response(Deleted(group, True))
 
 
-def _sees(call: Call, topic: str) -> bool:
+def _sees(call: Call, topic: str | None) -> bool:
     return any(call.access.allows(action, topic) for action in (Action.READ, Action.ADMIN, Action.MONITOR))
 
 

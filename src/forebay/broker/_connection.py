@@ -54,6 +54,10 @@ class Host(Protocol):
         """Forget a connection."""
         ...
 
+    def has_room(self, size: int) -> bool:
+        """Whether there is room for a body of so many bytes now."""
+        ...
+
     def take_body(self, size: int) -> bool:
         """Reserve bytes for a body; whether there is room."""
         ...
@@ -274,7 +278,11 @@ class Connection(asyncio.Protocol):
             if int(length[:20]) > limits.body_max_bytes:
                 self._too_large(int(length[:20]))
                 return
-            self._reserve(int(length))
+            # Looked at, and taken only as it comes: a client that announces much and sends nothing holds
+            # nothing, and cannot keep the others out.
+            if not self._host.has_room(int(length)):
+                self._no_room()
+                return
         if headers.get("expect", "").lower() == "100-continue" and not self._refusing:
             assert self._transport is not None
             if not self._exchanges:
@@ -328,7 +336,7 @@ class Connection(asyncio.Protocol):
             if exchange.streaming:
                 return
             last = self._ends(exchange, response)
-            if response.stream is not None:
+            if response.stream is not None and not exchange.head_only:
                 exchange.streaming = True
                 self._host.run(self._send_stream(exchange, response))
                 return
@@ -347,7 +355,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        head = head_bytes(response, close=close, chunked=False)
+        head = head_bytes(response, close=close, chunked=response.stream is not None)
         if head_only or not response.body:
             transport.write(head)
         else:
@@ -411,12 +419,15 @@ class Connection(asyncio.Protocol):
         if self._host.take_body(size):
             self._reserved += size
         else:
-            self._refuse(
-                503,
-                "BackPressureRejected",
-                "bodies_max_bytes: too many bytes of requests are under way",
-                "wait for earlier answers",
-            )
+            self._no_room()
+
+    def _no_room(self) -> None:
+        self._refuse(
+            503,
+            "BackPressureRejected",
+            "bodies_max_bytes: too many bytes of requests are under way",
+            "wait for earlier answers",
+        )
 
     def _drop_body(self) -> None:
         self._host.give_body(self._reserved)

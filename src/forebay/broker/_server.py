@@ -42,7 +42,7 @@ class HttpServer:
         self.stopping = False
         self.connections: set[Connection] = set()
         self.body_bytes = 0
-        """Bytes reserved for bodies."""
+        """Bytes of bodies that have come and are not answered."""
         self._handler = handler
         self._refuser = refuser
         self._clock = clock
@@ -114,9 +114,13 @@ class HttpServer:
         if not self.connections and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
+    def has_room(self, size: int) -> bool:
+        """Whether there is room for a body of so many bytes now."""
+        return self.body_bytes + size <= self.limits.bodies_max_bytes
+
     def take_body(self, size: int) -> bool:
         """Reserve bytes for a body; whether there is room."""
-        if self.body_bytes + size > self.limits.bodies_max_bytes:
+        if not self.has_room(size):
             return False
         self.body_bytes += size
         return True

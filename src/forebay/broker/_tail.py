@@ -84,6 +84,8 @@ class Tail:
                         yield _events(batch)
                     offset = found.next_offset
                     if found.batches:
+                        # Also where records never cease to come: a revoked token ends with the next read.
+                        await access.renew()
                         continue
                 if not await engines.followers.wait({place: offset}, timeout_s=beat_s, gone=request.gone):
                     await access.renew()
