@@ -20,12 +20,13 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tests.dataflow.otlp_kit import logs, metrics, names_in, traces, until
 
+from forebay.dataflow._dispatch import Broadcast
 from forebay.dataflow._grpc_receiver import GrpcReceiver
 from forebay.dataflow._http import AHEAD_MAX, HEADER_BYTES_MAX
 from forebay.dataflow._http_receiver import HttpReceiver
 from forebay.dataflow._intake import Intake
 from forebay.dataflow._metrics import DataflowMetrics
-from forebay.dataflow._parcels import Parcel
+from forebay.dataflow._parcels import Parcel, Refused
 from forebay.dataflow._settings import Address, OtlpReceiverSettings, Tls
 from forebay.dataflow._signals import SIGNALS
 from forebay.errors import Backpressure, StorageFull, Unavailable
@@ -224,6 +225,25 @@ async def test_a_request_with_nothing_in_it_is_fine_and_not_kept() -> None:
         assert await call("traces", b"") == b""
         assert (await post(over_http, "/v1/traces", b""))[0] == 200
     assert not sink.parcels
+
+
+async def test_what_a_destination_refuses_for_good_is_not_asked_for_again() -> None:
+    async with receiving() as (sink, over_grpc, over_http), client(over_grpc) as call:
+        sink.problem = Refused("the destination will not have it")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call("logs", logs("x"))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await post(over_http, "/v1/logs", logs("x")))[0] == 400
+
+
+async def test_refusal_of_one_destination_does_not_hide_that_another_may_still_take_it() -> None:
+    refuses, is_down = FakeSink(), FakeSink()
+    refuses.problem, is_down.problem = Refused("never"), Unavailable("later")
+    for sinks in ((refuses, is_down), (is_down, refuses)):
+        with pytest.raises(Unavailable):
+            await Broadcast(sinks).take(Parcel("logs", (b"",), 1, 0))
+    with pytest.raises(Refused):
+        await Broadcast((refuses, FakeSink())).take(Parcel("logs", (b"",), 1, 0))
 
 
 async def test_too_large_requests_are_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from forebay.dataflow._parcels import Parcel, Sink
+from forebay.dataflow._parcels import Parcel, Refused, Sink
 from forebay.errors import ForebayError, NotDone
 
 __all__ = ["Broadcast", "RoundRobin", "port"]
@@ -18,11 +18,12 @@ class Broadcast:
         self._sinks = sinks
 
     async def take(self, parcel: Parcel) -> None:
-        """Hand it to all, wait for all, then raise what went wrong."""
+        """Hand it to all, wait for all, then raise what went wrong: what may pass before what is for good."""
         outcomes = await asyncio.gather(*(sink.take(parcel) for sink in self._sinks), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        problems = [each for each in outcomes if isinstance(each, BaseException)]
+        # Whoever hears of a refusal gives up, and the other destination would never get it.
+        for problem in sorted(problems, key=lambda each: isinstance(each, Refused)):
+            raise problem
 
 
 class RoundRobin:

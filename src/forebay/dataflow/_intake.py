@@ -5,7 +5,8 @@ is refused, for the sender to try again, when too much is under way, when the st
 else goes wrong that may pass:
 
     what                                  gRPC                              HTTP
-    cannot be parsed, too many items      INVALID_ARGUMENT                  400
+    cannot be parsed, too many items,     INVALID_ARGUMENT                  400
+      refused for good by the destination
     too much under way, store full        RESOURCE_EXHAUSTED + RetryInfo    429 + Retry-After
     everything else                       UNAVAILABLE + RetryInfo           503 + Retry-After
 """
@@ -17,7 +18,7 @@ import logging
 from typing import Any, Final
 
 from forebay.dataflow._metrics import DataflowMetrics
-from forebay.dataflow._parcels import Parcel, Sink
+from forebay.dataflow._parcels import Parcel, Refused, Sink
 from forebay.dataflow._settings import OtlpReceiverSettings
 from forebay.dataflow._signals import Signal, check_count, count_items
 from forebay.errors import Backpressure, ForebayError, FormatError, LimitExceeded, StorageFull
@@ -98,7 +99,7 @@ class Intake:
             self._idle.set()
 
     def _refusal(self, error: Exception) -> Refusal:
-        if isinstance(error, FormatError | LimitExceeded):
+        if isinstance(error, FormatError | LimitExceeded | Refused):
             reason = "invalid"
         elif isinstance(error, Backpressure | StorageFull):
             reason = "full"
