@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.formats.test_bytes_batch_join import encoded
 
-from forebay.errors import UsageError
-from forebay.formats import bytes_batch
+from forebay.errors import LimitExceeded, UsageError
+from forebay.formats import bytes_batch, bytes_batch_join
 from forebay.formats.bytes_batch import BytesBatch, Codec, decode, encode, encode_batch, read_back
 from forebay.formats.bytes_batch_join import columns_of, merge, open_piece
 from forebay.formats.bytes_batch_piece import piece_of, piece_of_lists, piece_of_texts
@@ -73,6 +73,12 @@ def test_a_ready_frame_is_passed_on_as_it_is_and_a_compressed_one_is_not() -> No
 def test_what_is_no_list_of_bytes_is_refused(records: Any) -> None:
     with pytest.raises(TypeError):
         piece_of_lists(records)
+
+
+def test_a_ready_frame_of_too_many_records_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bytes_batch_join, "RECORDS_MAX", 1)
+    with pytest.raises(LimitExceeded):
+        merge([open_piece(encode([b"a", b"b"]))], time_ms=1)
 
 
 @pytest.mark.parametrize("columns", [{"keys": [b"k"]}, {"timestamps_ms": [1, 2, 3]}])

@@ -54,8 +54,10 @@ def merge(pieces: Sequence[Piece], *, time_ms: int, codec: Codec = "none") -> Fr
     Records without a time get `time_ms` where others have one; if none has, the result has no times either.
     The same as encoding `bytes_batch.merge` of their columns, byte for byte.
     """
-    if len(pieces) == 1 and codec == "none" and pieces[0].frame is not None:
-        return sealed_frame(pieces[0].frame)
+    if len(pieces) == 1 and codec == "none":
+        [piece] = pieces
+        if piece.frame is not None and piece.count <= RECORDS_MAX:
+            return sealed_frame(piece.frame)
     timed = any(piece.times is not None for piece in pieces)
     return _joined(pieces, [piece.times_or(time_ms) for piece in pieces] if timed else None, codec)
 
@@ -68,7 +70,11 @@ def columns_of(records: BytesBatch | Piece) -> BytesBatch:
 
 
 def _joined(pieces: Sequence[Piece], times: Sequence[Buffer] | None, codec: Codec) -> Frame:
-    count = sum([piece.count for piece in pieces])
+    count, keyed, headed = 0, False, False
+    for piece in pieces:
+        count += piece.count
+        keyed = keyed or piece.key_lengths is not None
+        headed = headed or piece.headers is not None
     if not count:
         raise UsageError("nothing to join")
     if count > RECORDS_MAX:
@@ -76,14 +82,14 @@ def _joined(pieces: Sequence[Piece], times: Sequence[Buffer] | None, codec: Code
     columns = 0
     numbers = [piece.value_lengths for piece in pieces]
     data = [piece.values for piece in pieces]
-    if any(piece.key_lengths is not None for piece in pieces):
+    if keyed:
         columns |= _KEYS
         numbers += [piece.key_lengths_or_none() for piece in pieces]
         data += [piece.keys for piece in pieces]
     if times is not None:
         columns |= _TIMESTAMPS
         numbers += times
-    if any(piece.headers is not None for piece in pieces):
+    if headed:
         columns |= _HEADERS
         headers = [piece.headers_or_none() for piece in pieces]
         numbers += [each.counts for each in headers]

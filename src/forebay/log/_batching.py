@@ -110,11 +110,12 @@ class BatchingProducer:
 
     def append_nowait(self, groups: Sequence[AppendGroup]) -> list[Ticket[AppendResult]]:
         """Accept all groups, or none and raise `Backpressure`."""
+        add = self._batcher.add_nowait
+        if len(groups) == 1:
+            return [add(groups[0], groups[0].size_bytes)]
         _check(groups)
         sizes = [group.size_bytes for group in groups]
-        if len(groups) > 1:
-            self._check_room(len(sizes), sum(sizes))
-        add = self._batcher.add_nowait
+        self._check_room(len(sizes), sum(sizes))
         return [add(group, size) for group, size in zip(groups, sizes, strict=True)]
 
     def _check_room(self, groups: int, size_bytes: int) -> None:

@@ -109,8 +109,9 @@ class Committer:
         proposals = [propose(one, now_ms, self._writer) for one in ready]
         results = await self._send(proposals)
         created: list[Proposal] = []
+        now = self._clock.monotonic()
         for proposal, result in zip(proposals, results, strict=True):
-            self._conclude(proposal, result)
+            self._conclude(proposal, result, now)
             if proposal.one.done and proposal.state.control is None:
                 created.append(proposal)
         if created:
@@ -242,11 +243,11 @@ class Committer:
             found.append(results[last])
         return found
 
-    def _conclude(self, proposal: Proposal, result: WriteResult) -> None:
+    def _conclude(self, proposal: Proposal, result: WriteResult, now: float) -> None:
         one, error = proposal.one, result.error
         one.attempts += 1
         if error is None:
-            self._committed(proposal, result.version)
+            self._committed(proposal, result.version, now)
             return
         one.failure = error
         if isinstance(error, PreconditionFailed):
@@ -260,7 +261,7 @@ class Committer:
         elif not isinstance(error, Unavailable):
             self._fail(one, error)
 
-    def _committed(self, proposal: Proposal, version: int | None) -> None:
+    def _committed(self, proposal: Proposal, version: int | None, now: float) -> None:
         pending, unit = proposal.control.pending, proposal.one.unit
         assert pending is not None
         self._cache.put(
@@ -270,7 +271,7 @@ class Committer:
                 proposal.control,
                 version,
                 pending.created_at_ms,
-                committed_at=self._clock.monotonic(),
+                committed_at=now,
             )
         )
         unit.succeed(pending.start_offset, pending.data_key, pending.created_at_ms)
