@@ -112,7 +112,10 @@ async def test_token_that_is_not_given_is_an_error_and_no_nagging(bed: Bed) -> N
         await expect(dialog).to_be_visible()
         await page.keyboard.press("Escape")
         await expect(page.get_by_role("alert")).to_contain_text("forebay tokens issue makes one")
-        await page.locator("body").press("r")
+        async with page.expect_response("**/groups") as again:
+            await page.locator("body").press("r")
+        assert (await again.value).status == 401
+        await page.evaluate("new Promise((resolve) => setTimeout(resolve))")
         await expect(dialog).to_be_hidden()
         await page.locator("#token-button").click()
         await page.keyboard.type(bed.token)
