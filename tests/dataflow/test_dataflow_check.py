@@ -303,6 +303,8 @@ def test_the_command_has_a_document_for_programs(tmp_path: Path, capsys: pytest.
 def test_a_file_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dataflow", "check", str(tmp_path / "none.yaml")]) == 1
     assert "does not exist" in capsys.readouterr().err
+    assert run(["dataflow", "check", str(tmp_path)]) == 2
+    assert "is a directory" in capsys.readouterr().err
 
 
 def test_a_wrong_file_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import typer
 from forebay.cli import _output as out
 from forebay.cli._options import CommandGroup
 from forebay.cli._run import wait_for
-from forebay.errors import ForebayError, NotFound, Unsupported
+from forebay.errors import ForebayError, NotFound, Unsupported, UsageError
 from forebay.kit.limits import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ class Wrong(ForebayError):
 
 
 def _read(path: Path) -> bytes:
-    if not path.is_file():
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory", hint="give the path of a dataflow file")
+    if not path.exists():
         raise NotFound(str(path), hint="give the path of a dataflow file")
     from forebay.dataflow import FILE_BYTES_MAX
 

@@ -32,6 +32,7 @@ from forebay.formats.quiver_frame import (
 )
 from forebay.quiver._ack_state import AckState
 from forebay.quiver._acks import RECORD_TYPE, CheckpointFile
+from forebay.quiver._aside import total_bytes
 from forebay.quiver._disk import Disk
 from forebay.quiver._group_log import SPARE, LogFile, file_name, generation_of
 from forebay.quiver._report import RecoveryReport
@@ -85,9 +86,7 @@ def recover(disk: Disk, *, read_only: bool = False) -> Recovered:
     recovery.segments()
     recovery.reconcile()
     recovery.wal()
-    recovery.found.aside_bytes = sum(
-        size for directory in ("quarantine", "dead") for _, size in disk.list(directory)
-    )
+    recovery.found.aside_bytes = total_bytes(disk)
     return recovery.found
 
 
