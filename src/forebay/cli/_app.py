@@ -52,7 +52,9 @@ COMMANDS = (
     Registered("produce", "forebay.cli.produce", "Send lines of stdin or files to a topic."),
     Registered("quiver", "forebay.cli.quiver", "Look into a Quiver store on disk."),
     Registered("serve", "forebay.cli.serve", "Serve the log over HTTP."),
-    Registered("spark", "forebay.cli.spark", "Export to tables; compact, vacuum, verify and replay on Spark."),
+    Registered(
+        "spark", "forebay.cli.spark", "Export to tables; compact, vacuum, verify and replay on Spark."
+    ),
     Registered("store", "forebay.cli.store", "Look into an object store."),
     Registered("stream", "forebay.cli.stream", "Tier streams into a bucket, and read them back."),
     Registered("tail", "forebay.cli.tail", "Follow the end of a topic."),
