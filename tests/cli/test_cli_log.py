@@ -136,6 +136,20 @@ def test_verify_of_an_unknown_topic_fails(forebay: Run, data: Path) -> None:
     assert ran.code == 1 and ran.error["type"] == "UnknownTopic"
 
 
+def test_a_topic_created_again_is_described_as_it_will_go_on(forebay: Run, tmp_path: Path) -> None:
+    data, lines = tmp_path / "again", tmp_path / "lines"
+    lines.write_text("a\nb\n")
+    for words in (
+        ("topics", "create", "t"),
+        ("produce", "t", "--file", lines),
+        ("topics", "delete", "t", "--yes"),
+        ("topics", "create", "t"),
+    ):
+        assert forebay(*words, "--data", data).code == 0
+    [partition] = forebay("topics", "describe", "t", "--data", data, "-o", "json").document["partitions"]
+    assert (partition["earliest"], partition["next"], partition["records"]) == (3, 3, 0)
+
+
 # -- explain
 
 

@@ -7,10 +7,11 @@ import random
 import msgspec
 import pytest
 from tests.log.hand_log import HandLog, numbered
+from tests.log.writing import writer_of
 
 from forebay.errors import UsageError
 from forebay.kit.clock import SystemClock
-from forebay.log._errors import OffsetOutOfRange, UnknownTopic
+from forebay.log._errors import OffsetOutOfRange, UnknownPartition, UnknownTopic
 from forebay.log._records import Control, decode_record
 from forebay.log._trim import Trimmer
 from forebay.testing import Actor, Faults, World, run_seeds, seeds
@@ -74,6 +75,18 @@ async def test_a_trim_beyond_the_end_is_refused_and_changes_nothing() -> None:
         await trimmer_of(log).trim(*log.place, -1)
     with pytest.raises(UnknownTopic):
         await trimmer_of(log).trim("nobody", 0, 1)
+
+
+async def test_a_partition_that_was_never_written_to_has_nothing_to_trim() -> None:
+    log = HandLog()
+    writer = writer_of(log.store, log.coordinator)
+    await writer.catalog.create("fresh", partitions=2)
+    trimmed = await trimmer_of(log).trim("fresh", 1, 1)
+    assert (trimmed.earliest, trimmed.next, trimmed.records) == (1, 1, 0)
+    with pytest.raises(OffsetOutOfRange):
+        await trimmer_of(log).trim("fresh", 1, 2)
+    with pytest.raises(UnknownPartition, match="no partition 2"):
+        await trimmer_of(log).trim("fresh", 2, 1)
 
 
 async def test_leftovers_of_a_crash_between_the_steps_go_with_the_next_trim() -> None:

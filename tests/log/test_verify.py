@@ -334,6 +334,9 @@ async def test_explain_of_what_is_not_there() -> None:
         await explained(bed, 7)
     with pytest.raises(UnknownTopic):
         await explain(bed.store, bed.coordinator, "u", 0, 1, clock=bed.clock, randomness=bed.random)
+    await bed.writer.catalog.create("u")
+    with pytest.raises(OffsetOutOfRange):
+        await explain(bed.store, bed.coordinator, "u", 0, 1, clock=bed.clock, randomness=bed.random)
     await bed.coordinator.delete(bed.keys.index(2), partition_key=bed.keys.partition_key)
     with pytest.raises(DataLost, match="nothing covers offset 1"):
         await explained(bed, 1)

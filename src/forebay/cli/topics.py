@@ -108,7 +108,7 @@ def describe(deployment: Deployment, topic: Name) -> None:
     async def work() -> tuple[Topic, list[dict[str, Any]]]:
         async with open_log(deployment) as parts:
             found = await parts.catalog().describe(topic)
-            return found, [await _partition(parts, topic, number) for number in range(found.partitions)]
+            return found, [await _partition(parts, found, number) for number in range(found.partitions)]
 
     found, partitions = wait_for(work())
     if out.is_json():
@@ -121,17 +121,19 @@ def describe(deployment: Deployment, topic: Name) -> None:
     out.table(columns, rows, right=[name for name in columns if name != "state"])
 
 
-async def _partition(parts: LogParts, topic: str, number: int) -> dict[str, Any]:
+async def _partition(parts: LogParts, topic: Topic, number: int) -> dict[str, Any]:
     from forebay.log._keys import PartitionKeys
     from forebay.log._meta import read_meta
 
-    meta = await read_meta(parts.coordinator, PartitionKeys(topic, number))
+    meta = await read_meta(parts.coordinator, PartitionKeys(topic.topic, number))
+    written = meta.control is not None
     return {
         "partition": number,
-        "earliest": meta.earliest,
-        "next": meta.next,
+        # Before the first append the catalog says where it will begin: behind a deleted topic of this name.
+        "earliest": meta.earliest if written else topic.first_offset,
+        "next": meta.next if written else topic.first_offset,
         "records": meta.next - meta.earliest,
-        "cursor": meta.cursor,
+        "cursor": max(meta.cursor, 0 if written else topic.first_offset),
         "not_compacted": meta.lag,
         "state": "OPEN" if meta.control is None else meta.control.log_state,
         "epoch": 0 if meta.control is None else meta.control.epoch,

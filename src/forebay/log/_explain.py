@@ -16,12 +16,12 @@ from forebay.errors import NotFound
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.kit.clock import Clock
 from forebay.kit.retry import retry
-from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownPartition
+from forebay.log._errors import DataLost, OffsetOutOfRange
 from forebay.log._fetch import decode_slice
 from forebay.log._keys import PartitionKeys
 from forebay.log._meta import PartitionMeta, located, read_meta
 from forebay.log._references import READ_POLICY
-from forebay.log._resolve import Located
+from forebay.log._resolve import Located, Resolver
 from forebay.log._uris import key_of
 from forebay.storage import ObjectStore
 
@@ -117,9 +117,12 @@ class _Search:
         keys = self._keys
         meta = await self._ask("control", lambda: read_meta(self._coordinator, keys))
         if meta.control is None:
-            raise UnknownPartition(
-                keys.topic, keys.partition, hint="or nothing was written to it yet; see: forebay topics list"
+            # Raises where there is no such topic or partition; one that was never written to is empty.
+            resolver = Resolver(
+                self._coordinator, clock=self._clock, randomness=self._random, policy=READ_POLICY
             )
+            view = await resolver.view(keys)
+            raise OffsetOutOfRange(str(keys), offset, earliest=view.earliest, next_offset=view.next)
         if not meta.earliest <= offset < meta.next:
             raise OffsetOutOfRange(str(keys), offset, earliest=meta.earliest, next_offset=meta.next)
         found = _pending(meta, offset)

@@ -22,9 +22,10 @@ from forebay.coordination import Coordinator, DeleteRange
 from forebay.errors import ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
 from forebay.kit.clock import Clock
 from forebay.kit.retry import RetryPolicy, retry
-from forebay.log._errors import OffsetOutOfRange, UnknownPartition
+from forebay.log._errors import OffsetOutOfRange
 from forebay.log._keys import PartitionKeys
 from forebay.log._records import Control, decode_record, encode_record
+from forebay.log._resolve import Resolver
 
 __all__ = ["Trimmed", "Trimmer"]
 
@@ -79,7 +80,7 @@ class Trimmer:
         async def attempt() -> Trimmed:
             record = await self._coordinator.get(keys.control, partition_key=keys.partition_key)
             if record is None:
-                raise UnknownPartition(topic, partition, hint="or nothing was ever written to it")
+                return await self._unwritten(keys, offset)
             control = decode_record(Control, record.key, record.value)
             first.append(control.start_offset)
             start = max(control.start_offset, offset)
@@ -103,6 +104,16 @@ class Trimmer:
             randomness=self._random,
             retryable=_again,
         )
+
+    async def _unwritten(self, keys: PartitionKeys, offset: int) -> Trimmed:
+        """A partition that was never written to has nothing to trim. Raises where there is none."""
+        resolver = Resolver(
+            self._coordinator, clock=self._clock, randomness=self._random, policy=self._policy
+        )
+        view = await resolver.view(keys)
+        if offset > view.next:
+            raise OffsetOutOfRange(str(keys), offset, earliest=view.earliest, next_offset=view.next)
+        return Trimmed(keys.topic, keys.partition, view.earliest, view.earliest, view.next)
 
     async def _tidy(self, keys: PartitionKeys, start: int) -> None:
         """Remove every index entry that ends below the start."""
