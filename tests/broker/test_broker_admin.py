@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.broker.bed import serving
+from tests.broker.bed import serving, until
 
 from forebay.errors import Unavailable
 from forebay.log import ProducerConfig
@@ -159,6 +160,38 @@ async def test_metrics_have_every_family_of_the_specification() -> None:
         assert found["lag"]["lag_records"] == [
             {"labels": {"group": "g", "topic": "t", "partition": "0"}, "value": 1}
         ]
+
+
+async def test_bill_counts_what_the_writer_sends_and_what_lies_in_the_store() -> None:
+    async with serving() as (broker, client):
+        await client.produce("t", 0, ["x" * 1_000])
+        assert (await client.get("/metrics")).json()["billing"]["requests"]["put"] == 1
+        await until(lambda: broker.engines.stored.found)
+        found = (await client.get("/metrics")).json()
+        [sent] = [each for each in found["store"]["bytes"]["total"] if each["labels"]["direction"] == "sent"]
+        assert sent["value"] == found["wal"]["bytes"] == found["billing"]["storage"]["stored_bytes"]
+        assert found["billing"]["storage"]["stored_objects"] == 1
+        assert found["billing"]["storage"]["storage_dollars_per_month"] > 0
+        # One listing serves every look until the interval is over.
+        assert found["billing"]["requests"]["list"] == 1
+        [cost] = found["series"]["counters"]["log.store_request_cost_dollars"]
+        assert cost["value"] == pytest.approx(found["billing"]["request_dollars"])
+        page = (await client.get("/metrics/prometheus")).body.decode()
+        assert f"billing_stored_bytes {found['wal']['bytes']}" in page
+
+
+async def test_listing_that_fails_is_counted_and_no_size_is_made_up() -> None:
+    async with serving() as (broker, client):
+
+        async def refuse(*_: object, **__: object) -> AsyncIterator[list[object]]:
+            raise Unavailable("no listing today")
+            yield []
+
+        broker.engines.store.list_pages = refuse  # type: ignore[method-assign,assignment]
+        await client.get("/metrics")
+        failures = broker.metrics.counter("billing.scan_failures", "Listings of the store that failed")
+        await until(lambda: failures.labels().value)
+        assert (await client.get("/metrics")).json()["billing"]["storage"] is None
 
 
 async def test_prometheus_page_is_one_and_has_histograms() -> None:

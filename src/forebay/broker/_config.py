@@ -53,6 +53,9 @@ class BrokerConfig:
     """Milliseconds after which a change of tokens has taken effect. At least 1."""
     compact: bool = False
     """Whether compaction, retention and vacuum run inside this broker."""
+    storage_scan_ms: int = 600_000
+    """Milliseconds between two listings of the store for the bytes in it, which happen only where the metrics
+    are read. 0: never; at least 0."""
     scenario: dict[str, str] = field(default_factory=dict)
     """What a load test wants to see in the metrics of its brokers."""
 
@@ -62,7 +65,7 @@ class BrokerConfig:
         if not self.roles or any(role not in ROLES for role in self.roles):
             raise UsageError(f"roles {self.roles}", hint="write, read or both")
         low = min(self.produce_timeout_ms, self.tail_heartbeat_ms, self.token_refresh_ms)
-        if low < 1 or min(self.stop_timeout_ms, self.follow_linger_ms) < 0:
+        if low < 1 or min(self.stop_timeout_ms, self.follow_linger_ms, self.storage_scan_ms) < 0:
             raise UsageError(f"not a usable configuration: {self}", hint="see the range under each field")
 
     @property

@@ -10,6 +10,7 @@ from forebay._connect import Parts
 from forebay.broker._config import BrokerConfig
 from forebay.broker._counting import CountingCoordinator
 from forebay.broker._follow import Followers, HeardTail
+from forebay.broker._stored import Stored
 from forebay.errors import Unsupported
 from forebay.kit.service import Service, ServiceGroup
 from forebay.log import (
@@ -43,6 +44,7 @@ class Engines:
         self.metrics = parts.metrics
         self.clock = parts.clock
         self.store = CountingStore(parts.store, parts.metrics)
+        self.stored = Stored(self.store, parts.metrics, clock=parts.clock, interval_ms=config.storage_scan_ms)
         self.coordinator = CountingCoordinator(parts.coordinator, parts.metrics)
         shared = config.tail_cache_dir is not None
         self.tail = HeardTail(self._tail_cache())
@@ -58,8 +60,8 @@ class Engines:
         )
         keeps_tail = shared or "read" in config.roles
         self.writer = LogWriter(
-            # The writer counts its own requests into the same family.
-            parts.store,
+            # The writer counts its uploads itself, into the same family.
+            CountingStore(parts.store, parts.metrics, counts_puts=False),
             self.coordinator,
             clock=parts.clock,
             ids=parts.ids,
@@ -158,6 +160,7 @@ class Engines:
     async def close(self) -> None:
         """Make durable what was accepted, then let go of everything."""
         await self.followers.close()
+        await self.stored.close()
         try:
             if self._services is not None:
                 await self._services.stop()

@@ -123,11 +123,13 @@ class Status:
 
     async def metrics_json(self, call: Call) -> Response:
         """All metrics as one document."""
+        self._engines.stored.look()
         await self._lag.refresh()
         return json_response(self.snapshot())
 
     async def metrics_prometheus(self, call: Call) -> Response:
         """All metrics as Prometheus reads them."""
+        self._engines.stored.look()
         await self._lag.refresh()
         text = prometheus_text(self._engines.metrics)
         return Response(200, text.encode(), PROMETHEUS_CONTENT_TYPE)
@@ -184,7 +186,8 @@ class Status:
     def _billing(self) -> dict[str, Any]:
         known = estimate(self._engines.metrics)
         uptime_s = max(self._uptime_s(), 1.0)
-        return {**known, "request_dollars_per_month": known["request_dollars"] * MONTH_S / uptime_s}
+        per_month = known["request_dollars"] * MONTH_S / uptime_s
+        return {**known, "request_dollars_per_month": per_month, "storage": self._engines.stored.found}
 
 
 _SETTINGS = (

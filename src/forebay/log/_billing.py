@@ -1,8 +1,8 @@
 """What a store would cost: requests counted where they are made, priced by a table.
 
-A wrapper around the store counts; nothing is listed to learn what is stored, since a listing costs as much
-per request as a PUT. Prices are the public list of one class and region, for orientation only: they change,
-and discounts do not show here.
+A wrapper around the store counts; nothing is listed in here to learn what is stored, since a listing costs as
+much per request as a PUT (a broker does it now and then). Prices are the public list of one class and region,
+for orientation only: they change, and discounts do not show here.
 
     store = CountingStore(store, metrics)       counts into `log.store_requests` and `log.store_bytes`
     estimate(metrics)                           {"requests": {...}, "request_dollars": ...}
@@ -36,7 +36,9 @@ GET_RANGES_PER_REQUEST: Final = 1
 class CountingStore(ObjectStore):
     """A store that counts what is asked of it. Closing it closes the store inside."""
 
-    def __init__(self, inner: ObjectStore, metrics: MetricsRegistry) -> None:
+    def __init__(self, inner: ObjectStore, metrics: MetricsRegistry, *, counts_puts: bool = True) -> None:
+        """`counts_puts`: False where the caller counts its own; their bytes and price are added here."""
+        self._counts_puts = counts_puts
         self.url = inner.url
         self._inner = inner
         requests = metrics.counter("log.store_requests", "Requests to the store", labels=("operation",))
@@ -48,7 +50,8 @@ class CountingStore(ObjectStore):
         ).labels()
 
     def _count(self, operation: str, requests: int = 1) -> None:
-        self._requests[operation].inc(requests)
+        if operation != "put" or self._counts_puts:
+            self._requests[operation].inc(requests)
         self._dollars.inc(requests * PRICES_PER_1000[operation] / 1000)
 
     async def put(self, key: str, data: Buffer, when: When = ANY) -> str:
