@@ -127,6 +127,31 @@ def test_drop_oldest_takes_open_data_where_no_segment_can_be_written(subscribers
     simulate(scenario)
 
 
+def test_drop_that_cannot_be_recorded_drops_nothing_and_leaves_no_hole() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        config = dataclasses.replace(
+            SMALL, size_cap_bytes=262_144, wal_bytes_max=240_000, size_cap_policy="drop_oldest"
+        )
+        async with store(world, disk, config) as quiver:
+            await quiver.register("a")
+            disk.faults += [("open", "segments", errno.EIO)] * 1_000
+            taken = []
+            for number in range(200):
+                if number == 20:
+                    disk.faults.insert(0, ("write", "ack", errno.ENOSPC))
+                with contextlib.suppress(StorageFull):
+                    await quiver.ingest(batch(number, 40))
+                    taken.append(number)
+            assert len(taken) == 199, "one ingest met the full disk"
+            lost = quiver.stats().losses["entries.size"]
+            disk.faults.clear()
+            assert sorted(await drain(quiver, "a", timeout_s=5)) == taken[lost:]
+            [state] = quiver.stats().subscribers
+            assert state.gap_set_size == 0
+
+    simulate(scenario)
+
+
 def test_backpressure_never_drops_open_data() -> None:
     async def scenario(world: World, disk: SimDisk) -> None:
         config = dataclasses.replace(SMALL, size_cap_bytes=262_144, wal_bytes_max=240_000)

@@ -257,7 +257,12 @@ class Retention:
         for first, last in runs_of(sorted(each.sequence for each in batches)):
             records.append(WalDropped(first, last, reason, rows, size))
             rows = size = 0
-        await parts.acks.commit(records)
+        try:
+            await parts.acks.commit(records)
+        except BaseException:
+            # Nobody heard of the number; the next opening will find it absent, and so do we.
+            parts.acks.state.note_absent(number)
+            raise
         for signal, some in by_signal.items():
             parts.metrics.lost_bytes.labels(reason).inc(sum(each.size for each in some))
             parts.metrics.lost_rows.labels(signal, reason).inc(sum(each.batch.num_rows for each in some))
