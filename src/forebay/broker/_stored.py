@@ -2,8 +2,8 @@
 
 A listing has a price (a request per thousand objects), so nobody lists unasked: only where somebody reads the
 metrics, and the last listing is older than `storage_scan_ms`, a new one begins. It runs beside the answer,
-which shows what the one before it found. Every broker of a deployment sees the same objects: take the maximum over
-brokers, never the sum.
+which shows what the one before it found. Every broker of a deployment sees the same objects: take the maximum
+over brokers, never the sum.
 """
 
 from __future__ import annotations
