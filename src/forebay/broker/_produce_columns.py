@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from forebay.broker._arrow_sizes import is_plain, spread_bytes, unpacked_bytes
 from forebay.broker._errors import BadRequest
 from forebay.errors import LimitExceeded
 from forebay.formats.bytes_batch import HEADERS_TYPE, BytesBatch
@@ -144,6 +145,7 @@ def frame_columns(batch: ProducePartitionPacked, *, bytes_max: int) -> Columns:
 def arrow_columns(body: bytes, *, bytes_max: int) -> Columns:
     """The records of an Arrow stream: `value`, and `key`, `timestamp`, `headers` where they are there."""
     try:
+        _check_size(unpacked_bytes(body, bytes_max), bytes_max)
         with pa.ipc.open_stream(body) as reader:
             _check_schema(reader.schema)
             batches = []
@@ -151,9 +153,8 @@ def arrow_columns(body: bytes, *, bytes_max: int) -> Columns:
             for batch in reader:
                 batch.validate(full=True)
                 batches.append(batch)
-                size += batch.nbytes
-                if size > bytes_max:
-                    raise LimitExceeded("body_max_bytes", limit=bytes_max, actual=size, hint="send less")
+                size += sum([spread_bytes(column) for column in batch.columns])
+                _check_size(size, bytes_max)
                 if len(batches) > ARROW_BATCHES_MAX:
                     raise LimitExceeded(
                         "ARROW_BATCHES_MAX", limit=ARROW_BATCHES_MAX, actual=len(batches), hint="send fewer"
@@ -164,6 +165,11 @@ def arrow_columns(body: bytes, *, bytes_max: int) -> Columns:
         raise BadRequest(f"this is no Arrow stream of records: {error}") from None
 
 
+def _check_size(size: int, bytes_max: int) -> None:
+    if size > bytes_max:
+        raise LimitExceeded("body_max_bytes", limit=bytes_max, actual=size, hint="send less")
+
+
 def _check_schema(schema: pa.Schema) -> None:
     unknown = set(schema.names) - ARROW_COLUMNS
     if "value" not in schema.names or unknown or len(set(schema.names)) < len(schema.names):
@@ -171,6 +177,8 @@ def _check_schema(schema: pa.Schema) -> None:
             f"the columns are {', '.join(schema.names)[:200]}",
             hint="value, and where you like key, timestamp, headers",
         )
+    if "headers" in schema.names and not is_plain(schema.field("headers").type):
+        raise BadRequest(f"headers are {schema.field('headers').type}", hint=f"send {HEADERS_TYPE}")
 
 
 def _from_table(table: pa.Table) -> BytesBatch:
