@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
 from tests.broker.bed import FAST, Client, serving, until
 
-from forebay.broker import BrokerConfig, HttpLimits
+from forebay.broker import BrokerConfig, HttpLimits, _produce_columns
 from forebay.broker._limits import HEADERS_MAX, PIPELINE_MAX, TARGET_BYTES_MAX
+from forebay.formats.bytes_batch import BytesBatch, encode_batch
+from forebay.formats.http_messages import MSGPACK, ProducePartitionPacked, ProduceRequestPacked
 
 SHORT = BrokerConfig(
     producer=FAST, limits=HttpLimits(head_timeout_ms=150, body_timeout_ms=150, idle_timeout_ms=150)
@@ -311,6 +314,25 @@ async def test_limits_of_records_are_named_in_the_error(
         answer = await client.produce("t", 0, records)
         assert answer.status == 400
         assert name in answer.json()["error"]["message"]
+
+
+async def test_compressed_frames_of_a_request_are_bounded_together_and_none_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frame = encode_batch(BytesBatch.of([bytes(600_000)]), codec="zstd")
+    assert len(frame) < 1_000
+    async with serving(limits=HttpLimits(body_max_bytes=1_000_000)) as (_, client):
+        kind = {"Content-Type": MSGPACK}
+        for count, status in ((1, 200), (2, 400)):
+            batches = [
+                ProducePartitionPacked(topic="t", partition=number, frame=memoryview(frame))
+                for number in range(count)
+            ]
+            body = msgspec.msgpack.encode(ProduceRequestPacked(batches))
+            answer = await client.request("POST", "/produce", body, kind)
+            assert answer.status == status, answer.body
+            monkeypatch.setattr(_produce_columns, "open_piece", None)
+        assert "body_max_bytes" in answer.json()["error"]["message"]
 
 
 async def test_partitions_of_a_request_are_bounded() -> None:

@@ -32,6 +32,7 @@ from forebay.broker._http import Request, Response
 from forebay.broker._produce_columns import (
     Columns,
     arrow_columns,
+    check_frames,
     frame_columns,
     json_columns,
     packed_columns,
@@ -98,7 +99,9 @@ class Produce:
                 batches: Sequence[ProducePartition | ProducePartitionPacked]
                 batches = decode_json(request.body, ProduceRequest).topic_partitions
             elif kind == MSGPACK:
-                batches = decode_msgpack(request.body, ProduceRequestPacked).topic_partitions
+                packed = decode_msgpack(request.body, ProduceRequestPacked).topic_partitions
+                check_frames(packed, bytes_max=limits.body_max_bytes)
+                batches = packed
             else:
                 return [self._arrow_group(request)]
             if len(batches) > limits.partitions_max:
@@ -120,7 +123,7 @@ class Produce:
         if isinstance(batch, ProducePartition):
             columns = json_columns(batch)
         elif batch.frame is not None:
-            columns = frame_columns(batch, bytes_max=limits.body_max_bytes)
+            columns = frame_columns(batch)
         else:
             columns = packed_columns(batch)
         columns.check_count(left, limits.records_max)

@@ -26,7 +26,7 @@ from forebay.formats.http_messages import (
     TextOrBytes,
 )
 
-__all__ = ["Columns", "arrow_columns", "frame_columns", "json_columns", "packed_columns"]
+__all__ = ["Columns", "arrow_columns", "check_frames", "frame_columns", "json_columns", "packed_columns"]
 
 ARROW_COLUMNS = {"value", "key", "timestamp", "headers"}
 ARROW_BATCHES_MAX = 10_000
@@ -126,17 +126,25 @@ def packed_columns(batch: ProducePartitionPacked) -> Columns:
     )
 
 
-def frame_columns(batch: ProducePartitionPacked, *, bytes_max: int) -> Columns:
-    """The records of a ready frame."""
+def frame_columns(batch: ProducePartitionPacked) -> Columns:
+    """The records of a ready frame, which `check_frames` has seen."""
     frame = batch.frame
     assert frame is not None
     if batch.records is not None or batch.keys or batch.timestamps_ms or batch.headers:
         raise BadRequest("a batch has a frame and other columns", hint="the frame brings its own")
+    return Columns(open_piece(frame), compressed=_claimed(frame) > len(frame))
+
+
+def check_frames(batches: Sequence[ProducePartitionPacked], *, bytes_max: int) -> None:
+    """Raise `LimitExceeded` where the frames of a request say to be too large together."""
+    size = sum([_claimed(batch.frame) for batch in batches if batch.frame is not None])
+    if size > bytes_max:
+        raise LimitExceeded("body_max_bytes", limit=bytes_max, actual=size, hint="send smaller frames")
+
+
+def _claimed(frame: bytes | memoryview) -> int:
     # Bytes 12 to 16 say how large the body is before compression; see the layout of the format.
-    inside = int.from_bytes(frame[12:16], "little")
-    if inside > bytes_max:
-        raise LimitExceeded("body_max_bytes", limit=bytes_max, actual=inside, hint="send smaller frames")
-    return Columns(open_piece(frame), compressed=inside > len(frame))
+    return int.from_bytes(frame[12:16], "little")
 
 
 # -- Arrow
