@@ -138,8 +138,9 @@ def test_a_batch_consumed_before_its_producer_could_look_is_unknown() -> None:
 
     async def main() -> None:
         store = MemoryStore()
+        # Long enough for the broker to begin on a busy machine; then it is waited for.
         committer = BrokeredCommitter(
-            Silent(store), store, CONFIG, clock=SystemClock(), randomness=random.Random(1), permission_ms=10
+            Silent(store), store, CONFIG, clock=SystemClock(), randomness=random.Random(1), permission_ms=500
         )
         out = Producer(BufferConfig(flush_interval_ms=0), store=store, committer=committer)
         handle = await out.produce([b"x"])

@@ -95,7 +95,10 @@ def consume(  # noqa: PLR0913, PLR0917 - a parameter per option
         ),
     ] = None,
 ) -> None:
-    """Write records to stdout, and wait for more. JSON: a line per record."""
+    """Write the records of a topic to stdout.
+
+    And wait for more. JSON: a line per record.
+    """
     if group is not None and (partition is not None or end is not None):
         raise UsageError("--group reads whole topics, on and on", hint="leave --partition and --to out")
     wanted = Wanted(

@@ -30,7 +30,10 @@ def tail(
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more.")] = True,
     format_text: FormatText = None,
 ) -> None:
-    """Write the last records to stdout, and then those that come. JSON: a line per record."""
+    """Follow the end of a topic.
+
+    The last records first, and then those that come. JSON: a line per record.
+    """
     start = Place(f"-{last}", "last", last)
     wanted = Wanted(topic, partition, start, count=count, to_end=not follow, write=writer(format_text))
     wait_for(run(door, wanted))

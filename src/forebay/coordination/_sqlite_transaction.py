@@ -27,10 +27,11 @@ _FIND = "select version, session from kv where directory = ? and name = ?"
 _DELETE = "delete from kv where directory = ? and name = ?"
 _DONE = WriteResult()
 _ROW_FIELDS = 4
-_STATEMENT_ROWS = 25
+_STATEMENT_ROWS = 50
 """Rows of one statement. One statement per row would take twice as long, and more rows gain nothing."""
-_PUT_PLAIN = "insert or replace into kv values (?, ?, ?, ?, null)"
-_PUT_ROWS = _PUT_PLAIN + ", (?, ?, ?, ?, null)" * (_STATEMENT_ROWS - 1)
+_OVER = " on conflict do update set value = excluded.value, version = excluded.version, session = null"
+_PUT_PLAIN = "insert into kv values (?, ?, ?, ?, null)" + _OVER
+_PUT_ROWS = "insert into kv values " + ", ".join(["(?, ?, ?, ?, null)"] * _STATEMENT_ROWS) + _OVER
 _VERSION_MAX = 2**63 - 1
 _DEAD = "from session where expires_ms <= ? or boot_id <> ?"
 
