@@ -32,7 +32,7 @@ from forebay.coordination._sqlite_commit import Committer, Request
 __all__ = ["Breath", "InPlace"]
 
 IN_PLACE_OPERATIONS_MAX = 128
-"""Most operations of a write that is done in place, a millisecond; larger ones take their time in the thread."""
+"""Most operations of a write that is done in place: a millisecond. Larger ones go to the thread."""
 SLOW_S = 0.005
 """How long a commit in place may block the loop without consequences."""
 SLOW_REST = 20
