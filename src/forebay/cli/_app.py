@@ -50,7 +50,7 @@ COMMANDS = (
     Registered("groups", "forebay.cli.groups", "Consumer groups: lag, reset, delete."),
     Registered("log", "forebay.cli.log", "Verify a log, explain a record, let go of old ones."),
     Registered("produce", "forebay.cli.produce", "Send lines of stdin or files to a topic."),
-    Registered("quiver", "forebay.cli.quiver", "Look into a Quiver store on disk."),
+    Registered("quiver", "forebay.cli.quiver", "Look into a Quiver store on disk, repair it, forward it."),
     Registered("serve", "forebay.cli.serve", "Serve the log over HTTP."),
     Registered(
         "spark", "forebay.cli.spark", "Export to tables; compact, vacuum, verify and replay on Spark."

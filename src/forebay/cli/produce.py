@@ -93,7 +93,10 @@ def produce(
         int, typer.Option("--linger-ms", metavar="MS", min=0, help="Wait so long for more to send at once.")
     ] = 20,
 ) -> None:
-    """Send records, one per line. Done when all of them are durable. JSON: a line per acknowledged batch."""
+    """Send lines of stdin or files to a topic.
+
+    One record per line. Done when all of them are durable. JSON: a line per acknowledged batch.
+    """
     if form not in ("raw", "json"):
         raise UsageError(f"{form!r} is no format of records", hint="raw or json")
     if form == "json" and key_delimiter is not None:

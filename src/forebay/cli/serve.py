@@ -118,7 +118,10 @@ def serve(  # noqa: PLR0913, PLR0917 - every option is one setting
         typer.Option("--stop-timeout-ms", metavar="MS", min=0, help="Time a stop gives to requests."),
     ] = 10_000,
 ) -> None:
-    """Serve until SIGTERM. Prints one line with its address when it is ready."""
+    """Serve the log over HTTP.
+
+    Until SIGTERM. Prints one line with its address when it is ready.
+    """
     _installed()
     from forebay.broker import BrokerConfig, HttpLimits
     from forebay.log import ProducerConfig, WriterConfig
