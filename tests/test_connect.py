@@ -18,6 +18,7 @@ import pytest
 import forebay
 import forebay.aio
 from forebay.errors import Backpressure, Closed, ForebayError, InvalidUrl, OutcomeUnknown, UsageError
+from forebay.formats.record_routing import partition_of
 from forebay.log import (
     OffsetOutOfRange,
     ProducerConfig,
@@ -26,7 +27,6 @@ from forebay.log import (
     TopicSettings,
     UnknownTopic,
 )
-from forebay.log._routing import partition_of
 from forebay.sync import Bay, PartlyDelivered, Receipt
 
 FAST = ProducerConfig(batch_max_delay_ms=1)

@@ -22,9 +22,9 @@ from typing import Self
 
 from forebay.errors import Backpressure, Closed, ForebayError, OutcomeUnknown, UsageError
 from forebay.formats.bytes_batch import BytesBatch
+from forebay.formats.record_routing import route
 from forebay.kit.clock import Clock
 from forebay.log import AppendGroup, AppendResult, BatchingProducer, Catalog, LogWriter, ProducerConfig
-from forebay.log._routing import route
 
 __all__ = ["Delivery", "PartlyDelivered", "Producer", "Receipt"]
 

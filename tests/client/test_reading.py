@@ -16,9 +16,6 @@ from forebay.client._address import parse_address
 from forebay.client.aio import Client
 from forebay.errors import Closed, InvalidUrl, NotFound, UsageError
 from forebay.formats.record_columns import RECORD_SCHEMA
-from forebay.formats.record_routing import partition_of
-from forebay.log import RECORD_SCHEMA as LOG_SCHEMA
-from forebay.log._routing import partition_of as log_partition_of
 
 
 @pytest.fixture
@@ -44,7 +41,7 @@ async def test_a_read_gives_the_table_that_the_embedded_log_gives(bay: Client, b
     here = await (await bay.read("orders", partition=0)).read_all()
     there = await (await broker.bay.read("orders", partition=0)).read_all()
     assert here.combine_chunks() == there.combine_chunks()
-    assert here.schema == RECORD_SCHEMA == LOG_SCHEMA
+    assert here.schema == RECORD_SCHEMA
 
 
 async def test_a_read_stops_before_its_end_and_starts_at_its_start(bay: Client, broker: TinyBroker) -> None:
@@ -139,12 +136,6 @@ async def test_the_synchronous_client_does_the_same_from_any_thread(broker: Tiny
         return found
 
     assert await asyncio.to_thread(work) == [b"%d" % number for number in range(50)]
-
-
-def test_keys_go_where_the_embedded_log_puts_them() -> None:
-    for number in range(200):
-        key = b"key-%d" % number
-        assert partition_of(key, 7) == log_partition_of(key, 7)
 
 
 @pytest.mark.parametrize(

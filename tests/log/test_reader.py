@@ -11,11 +11,11 @@ import pytest
 from tests.log.hand_log import FAST, HandLog, numbered
 
 from forebay.errors import UsageError
+from forebay.formats.record_columns import RECORD_SCHEMA
 from forebay.kit.retry import RetryPolicy
 from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from forebay.log._fetched import Fetched, ReaderConfig, ReadRequest
 from forebay.log._keys import CATALOG_PARTITION_KEY, PartitionKeys, topic_key
-from forebay.log._schema import RECORD_SCHEMA
 from forebay.testing import Actor, World
 
 

@@ -1,5 +1,7 @@
 """Leaderless topics and partitions."""
 
+from forebay.formats.record_columns import RECORD_SCHEMA
+from forebay.formats.record_routing import partition_of, route
 from forebay.log._append import AppendGroup, AppendResult
 from forebay.log._batching import BatchingProducer, ProducerConfig
 from forebay.log._billing import CountingStore
@@ -25,8 +27,6 @@ from forebay.log._positions import Positions, PositionsSeen, Span
 from forebay.log._reader import LogReader
 from forebay.log._resolve import PartitionOffsets
 from forebay.log._retention import Retention, RetentionReport
-from forebay.log._routing import partition_of, route
-from forebay.log._schema import RECORD_SCHEMA
 from forebay.log._staged import Publications, Published, StagedAppend, stage
 from forebay.log._tail_cache import MemoryTailCache, TailCache, TailCacheConfig
 from forebay.log._tail_cache_files import FileTailCache

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from forebay.errors import UsageError
 from forebay.formats.bytes_batch import BytesBatch
+from forebay.formats.record_columns import record_batch
 from forebay.kit.retry import RetryPolicy
-from forebay.log._schema import record_batch
 
 __all__ = ["Fetched", "FetchedBatch", "ReadRequest", "ReaderConfig", "fitting"]
 
