@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from tests.buffer.broker_world import CONFIG, Mailbox, Told, broker, check, produce, queued
+from tests.buffer.scripted_store import ManualClock
 
 from forebay.buffer import BufferConfig, ManifestLost, Producer, QueueFull
 from forebay.buffer._commit_broker import (
@@ -210,6 +211,23 @@ async def test_what_the_broker_knows_for_certain_reaches_the_producer(
         await handle.watcher.await_durable()
     with pytest.raises(error):
         await out.close()
+
+
+async def test_a_fresh_batch_is_given_to_the_broker_whatever_the_clock_shows() -> None:
+    clock = ManualClock()
+    committer = BrokeredCommitter(
+        Fixed(CommitReply(1, ReplyKind.COMMITTED, sequence=0)),
+        MemoryStore(),
+        CONFIG,
+        clock=clock,
+        randomness=random.Random(1),
+        permission_ms=20,
+    )
+    draw = random.Random(1)
+    for number in range(1, 101):
+        clock.seconds = draw.uniform(0, 1e6)  # now + 0.02 - now is less than 0.02 at every other of them
+        await committer.commit([Upload(NewEntry(f"q/data/{number}"), clock.seconds, clock.seconds)])
+        assert (committer.brokered, committer.alone) == (number, 0)
 
 
 def request(number: int, deadline: float, count: int = 1) -> CommitRequest:

@@ -122,8 +122,9 @@ class BrokeredCommitter:
         """Until when the broker may work on these; None where they are too old to be given away."""
         now = self._clock.monotonic()
         oldest = min(upload.uploaded_at for upload in uploads)
-        deadline = min(now + self._permission_s, oldest + self._config.upload_age_s_max)
-        return deadline if deadline - now >= min(PERMISSION_S_MIN, self._permission_s) else None
+        # Seconds are compared, never moments: now + 0.02 - now may be less than 0.02.
+        allowed_s = min(self._permission_s, oldest - now + self._config.upload_age_s_max)
+        return now + allowed_s if allowed_s >= min(PERMISSION_S_MIN, self._permission_s) else None
 
     async def _know_floor(self) -> bool:
         if self._floor is None:
