@@ -94,6 +94,14 @@ async def test_trimmed_offsets_name_the_earliest_and_a_straddling_batch_stays() 
     assert await log.everything() == numbered(3, 6)
 
 
+async def test_a_scan_from_the_start_passes_over_index_keys_that_a_trim_left_behind() -> None:
+    log = await log_of(2, 3, 2, 2)
+    for start in range(1, 10):
+        log.control = msgspec.structs.replace(log.control, start_offset=start)
+        await log.put_control()  # The keys below it would go a moment later.
+        assert await log.everything() == numbered(start, 10 - start)
+
+
 async def test_offsets_go_on_after_everything_was_trimmed() -> None:
     log = await log_of(4)
     await log.trim(5)

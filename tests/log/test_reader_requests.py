@@ -22,8 +22,8 @@ from forebay.testing import Actor, World
 KEYS = PartitionKeys("orders", 0)
 
 
-def cost_of_a_read(records: int, batches: int, offset: int) -> dict[str, int]:
-    """Requests of a fresh reader for one read from `offset`, by kind."""
+def cost_of_a_read(records: int, batches: int, offset: int, *, scan: bool = False) -> dict[str, int]:
+    """Requests of a fresh reader for one batch from `offset` on, by kind."""
 
     async def main(world: World) -> dict[str, int]:
         log = HandLog(store=world.bucket, coordinator=world.keys)
@@ -32,6 +32,10 @@ def cost_of_a_read(records: int, batches: int, offset: int) -> dict[str, int]:
 
         async def look(me: Actor) -> None:
             reader = HandLog(store=me.store, coordinator=me.coordinator).reader()
+            if scan:
+                [batch] = [each async for each in reader.scan("orders", 0, offset, offset + records)]
+                assert batch.column("value")[0].as_py() == b"%d" % offset
+                return
             fetched = await reader.read("orders", 0, offset, max_records=records)
             assert fetched.records()[0] == b"%d" % offset
 
@@ -44,9 +48,10 @@ def cost_of_a_read(records: int, batches: int, offset: int) -> dict[str, int]:
     return World(seed=1).run(main)
 
 
+@pytest.mark.parametrize("scan", [False, True], ids=["read", "scan"])
 @pytest.mark.parametrize("records", [1, 10, 1_000])
-def test_a_cold_read_of_a_batch_is_one_lookup_and_one_range(records: int) -> None:
-    assert cost_of_a_read(records, 3, 1) == {
+def test_a_cold_read_of_a_batch_is_one_lookup_and_one_range(records: int, scan: bool) -> None:
+    assert cost_of_a_read(records, 3, 1, scan=scan) == {
         "coordinator.get_and_ceiling": 1,
         "coordinator.range_scan": 0,
         "store.get_ranges": 1,
@@ -54,8 +59,9 @@ def test_a_cold_read_of_a_batch_is_one_lookup_and_one_range(records: int) -> Non
     }
 
 
-def test_a_cold_read_of_the_pending_tail_needs_no_lookup() -> None:
-    assert cost_of_a_read(10, 3, 21) == {
+@pytest.mark.parametrize("scan", [False, True], ids=["read", "scan"])
+def test_a_cold_read_of_the_pending_tail_needs_no_second_lookup(scan: bool) -> None:
+    assert cost_of_a_read(10, 3, 21, scan=scan) == {
         "coordinator.get_and_ceiling": 1,
         "coordinator.range_scan": 0,
         "store.get_ranges": 1,
@@ -160,7 +166,7 @@ async def test_ten_million_entries_cost_the_same_requests_as_a_thousand() -> Non
     assert large == {
         "cold read": ["get_and_ceiling"],
         "tail read": ["get_and_ceiling"],
-        "scan": ["get", "range_scan"],
+        "scan": ["get_and_ceiling", "range_scan"],
         "first append": ["get", "write"],
         "append": ["write"],
     }

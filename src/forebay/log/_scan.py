@@ -1,5 +1,8 @@
 """A scan: entries looked up by the hundred, their objects fetched ahead, batches handed out in order.
 
+The control record comes with the first entry at or above the start, in one request, so a scan of one batch is
+one lookup and one range, as a read is.
+
 What is fetched ahead is bounded by bytes, whatever the objects' sizes: a slow consumer holds the window, not
 the log. Where an object has gone since it was looked up, the window is dropped and the scan looks again from
 the first offset it has not handed out, with the compaction cursor; so it never skips and never repeats.
@@ -12,6 +15,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator
 
+from forebay.coordination import Record
 from forebay.errors import ForebayError, NotFound, UsageError
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.kit.clock import Clock
@@ -44,17 +48,19 @@ class Scan:
         self._random = randomness
         self._config = config
         self._view: PartitionView | None = None
+        self._above: Record | None = None
+        """The first entry at or above the start, until it is used."""
         self._cursor = 0
 
     async def batches(self, start: int | None, end: int | None) -> AsyncIterator[FetchedBatch]:
         """Everything from `start` to before `end`, or to the end of the log as it is now."""
-        view = await self._resolver.view(self._keys)
+        view, above = await self._resolver.view_at(self._keys, 0 if start is None else max(start, 0))
         position = view.earliest if start is None else start
         check_range(view, position)
         if end is not None and end < position:
             raise UsageError(f"a scan from {position} to {end}", hint="the end is not below the start")
         until = view.next if end is None else min(end, view.next)
-        self._view, failures = view, 0
+        self._view, self._above, failures = view, above, 0
         while position < until:
             window = _Window(self._fetcher, self._config.prefetch_bytes_max)
             try:
@@ -99,6 +105,9 @@ class Scan:
 
     async def _locate(self, position: int, until: int) -> list[Located]:
         assert self._view is not None
+        above, self._above = self._above, None
+        if above is not None and above.key < self._keys.index(position):
+            above = None  # A left-over below the start of the log.
         return await self._resolver.locate(
             self._view,
             position,
@@ -106,6 +115,7 @@ class Scan:
             entries_max=self._config.scan_entries_max,
             bytes_max=self._config.prefetch_bytes_max * 4,
             cursor=self._cursor,
+            above=above,
         )
 
 
