@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from benchmarks.figures.buffer_contention import contention
+from benchmarks.figures.buffer_contention import contention, manifest_reads
 from tests.buffer.scripted_store import ManualClock
 
 from forebay.buffer._pace import CROWD_MIN, PERIOD_S_MAX, Pace
@@ -24,6 +24,10 @@ def test_one_producer_needs_two_requests_per_batch_and_never_waits_for_others() 
 def test_sixteen_producers_neither_hammer_the_manifest_nor_starve() -> None:
     found = contention(16)
     assert found.requests_per_batch <= 6 and found.p99_ms <= 3_000
+
+
+def test_a_consumer_that_keeps_up_reads_no_version_of_the_manifest_twice() -> None:
+    assert 0.1 < manifest_reads(2) <= 1
 
 
 async def test_a_lone_producer_is_not_slowed_down() -> None:
