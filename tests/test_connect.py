@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -372,16 +373,40 @@ def test_a_forked_child_is_told_to_connect_by_itself(bay: Bay) -> None:
     assert bay.topics.list() == []
 
 
-def test_what_was_sent_is_durable_when_the_interpreter_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_what_was_sent_is_durable_when_the_interpreter_ends(tmp_path: Path, forgotten: bool) -> None:
     script = (
-        "import forebay, sys\n"
+        "import forebay, gc, sys\n"
         "bay = forebay.connect(sys.argv[1])\n"
         "out = bay.producer()\n"
         "out.send('orders', [b'last words'], partition=0)\n"
-    )
+    ) + ("del bay, out\ngc.collect()\n" if forgotten else "")
     subprocess.run([sys.executable, "-W", "error", "-c", script, str(tmp_path)], check=True, timeout=60)
     with forebay.connect(tmp_path) as bay:
         assert bay.read("orders").read_all().column("value").to_pylist() == [b"last words"]
+
+
+def test_a_bay_that_was_closed_and_forgotten_is_gone(tmp_path: Path) -> None:
+    bay = forebay.connect(tmp_path)
+    gone = weakref.ref(bay)
+    bay.close()
+    del bay
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_forked_child_that_connects_by_itself_ends_and_loses_nothing(tmp_path: Path, bay: Bay) -> None:
+    child = os.fork()
+    if child == 0:
+        theirs = forebay.connect(tmp_path / "theirs")
+        theirs.producer().send("orders", [b"last words"], partition=0)
+        del theirs
+        threading._shutdown()  # type: ignore[attr-defined] # As a forked worker of multiprocessing does.
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    with forebay.connect(tmp_path / "theirs") as theirs:
+        assert theirs.read("orders").read_all().column("value").to_pylist() == [b"last words"]
+    assert bay.topics.list() == []
 
 
 def test_importing_forebay_loads_nothing_heavy() -> None:

@@ -30,6 +30,8 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._pid = os.getpid()
+        self.owner: object = None
+        """What lives as long as the thread does, also where nobody else holds it any more."""
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -113,8 +115,12 @@ class Closable(Protocol):
 _open: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
-def close_at_exit(item: Closable) -> None:
-    """Close it when the interpreter ends, if nobody did before and it still exists."""
+def close_at_exit(item: Closable, thread: LoopThread) -> None:
+    """Close it when the interpreter ends, if nobody did before.
+
+    It lives until then: a bay that a function has forgotten may have sent what is not durable yet.
+    """
+    thread.owner = item
     _open.add(item)
 
 

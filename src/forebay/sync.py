@@ -256,7 +256,7 @@ class Bay:
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._topics = Topics(self._thread, bay.topics)
         self._groups = Groups(self._thread, bay.groups)
-        close_at_exit(self)
+        close_at_exit(self, self._thread)
 
     @property
     def topics(self) -> Topics:

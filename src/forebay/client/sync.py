@@ -333,7 +333,7 @@ class Client:
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._topics = Topics(self._thread, client.topics)
         self._groups = Groups(self._thread, client.groups)
-        close_at_exit(self)
+        close_at_exit(self, self._thread)
 
     @property
     def topics(self) -> Topics:
