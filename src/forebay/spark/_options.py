@@ -21,8 +21,8 @@ from forebay.spark._offsets import Offsets, TopicPartition, parse_assignment, pa
 
 __all__ = ["ENGINES", "Engine", "LogOptions", "Options", "Start"]
 
-Engine = Literal["log", "buffer", "stream"]
-ENGINES: Final[tuple[Engine, ...]] = ("log", "buffer", "stream")
+Engine = Literal["log", "buffer", "stream", "quiver"]
+ENGINES: Final[tuple[Engine, ...]] = ("log", "buffer", "stream", "quiver")
 
 COMMON: Final = ("path", "coordinator", "engine")
 SPARKS_OWN: Final = ("checkpointLocation", "queryName", "outputMode")
@@ -58,6 +58,15 @@ STREAM_READ: Final = (
     "failOnDataLoss",
     "maxOffsetsPerTrigger",
     "minPartitions",
+)
+QUIVER_READ: Final = (
+    "prefix",
+    "signal",
+    "startingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+    *LIMITS,
 )
 WRITE: Final[Mapping[Engine, tuple[str, ...]]] = {
     "log": ("topic", "partitions", "compression", "writeId"),
@@ -122,6 +131,13 @@ class Options:
         if not value.isdecimal() or int(value) < 1:
             raise UsageError(f"{name} is {value!r}", hint="a whole number from 1 on")
         return int(value)
+
+    def moment(self, name: str) -> int | None:
+        """Milliseconds since 1970, or None."""
+        value = self.given(name)
+        if value is not None and not value.isdecimal():
+            raise UsageError(f"{name} is {value!r}", hint="milliseconds since 1970")
+        return None if value is None else int(value)
 
     def size(self, name: str) -> int | None:
         """Bytes, such as 1000000 or 64MiB, or None."""
@@ -230,11 +246,9 @@ def _selection(
 
 def _boundary(options: Options, word: str, default: Literal["earliest", "latest"]) -> Start:
     """Times before offsets, as in the Kafka connector."""
-    time = options.given(f"{word}Timestamp")
-    if time is not None:
-        if not time.isdecimal():
-            raise UsageError(f"{word}Timestamp is {time!r}", hint="milliseconds since 1970")
-        return Start(time_ms=int(time))
+    time_ms = options.moment(f"{word}Timestamp")
+    if time_ms is not None:
+        return Start(time_ms=time_ms)
     times = options.given(f"{word}OffsetsByTimestamp")
     if times is not None:
         return Start(times_ms=parse_positions(times, f"{word}OffsetsByTimestamp"))

@@ -33,7 +33,7 @@ __all__ = ["ForebaySource"]
 
 
 class ForebaySource(DataSource):
-    """Topics, queues and streams of Forebay, for Spark."""
+    """Topics, queues, streams and Quiver stores of Forebay, for Spark."""
 
     @classmethod
     def name(cls) -> str:
@@ -56,11 +56,32 @@ class ForebaySource(DataSource):
             from forebay.spark._stream_source import STREAM_SCHEMA
 
             return STREAM_SCHEMA
+        if engine == "quiver":
+            return self._quiver_schema()
         return LOG_SCHEMA
+
+    def _quiver_schema(self) -> StructType:
+        """The columns that the segments of a store have."""
+        from forebay.spark._quiver_source import QuiverOptions, quiver_schema
+
+        with with_hints():
+            # Which options are allowed is looked at when a reader is made.
+            found = quiver_schema(QuiverOptions.parse(self._options, streaming=True))
+            if found is None:
+                raise UsageError(
+                    "the store holds no segment yet, so its columns are not known",
+                    hint='.schema("timestamp long, message string") names them',
+                )
+            return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
         with with_hints():
+            if self._options.engine == "quiver":
+                from forebay.spark._quiver_source import QuiverBatchReader, QuiverOptions, check_quiver_schema
+
+                quiver = QuiverOptions.parse(self._options, streaming=False)
+                return QuiverBatchReader(quiver, check_quiver_schema(quiver, schema))
             options, chosen = self._options, check_schema(schema, self.schema())
             if options.engine == "buffer":
                 from forebay.spark._buffer_source import BufferBatchReader, BufferOptions
@@ -75,6 +96,15 @@ class ForebaySource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """For `spark.readStream`."""
         with with_hints():
+            if self._options.engine == "quiver":
+                from forebay.spark._quiver_source import (
+                    QuiverOptions,
+                    QuiverStreamReader,
+                    check_quiver_schema,
+                )
+
+                quiver = QuiverOptions.parse(self._options, streaming=True)
+                return QuiverStreamReader(quiver, check_quiver_schema(quiver, schema))
             options, chosen = self._options, check_schema(schema, self.schema())
             if options.engine == "buffer":
                 from forebay.spark._buffer_source import BufferOptions, BufferStreamReader
