@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.buffer import BufferConfig, Consumer, Producer
-from forebay.cli import buffer as command
+from forebay.cli._recognize import batch_or_manifest
 from forebay.errors import FormatError
 from forebay.formats import buffer_batch, buffer_manifest
 from forebay.storage import open_store
@@ -111,7 +111,7 @@ def test_inspect_refuses_junk_with_exit_code_1(forebay: Run, tmp_path: Path, jun
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_no_bytes_make_inspect_crash(data: bytes) -> None:
     with contextlib.suppress(FormatError):
-        command._recognized(data, "x")
+        batch_or_manifest(data, "x")
 
 
 @pytest.mark.parametrize("what", ["nowhere", ".", "s3://bucket", "ftp://x/y"])

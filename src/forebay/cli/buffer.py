@@ -8,15 +8,16 @@ import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
 from forebay.cli import _output as out
+from forebay.cli._bytes_of import bytes_of
 from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._options import CommandGroup
+from forebay.cli._recognize import batch_or_manifest
 from forebay.cli._run import wait_for
-from forebay.errors import ForebayError, FormatError, NotFound, UsageError
+from forebay.errors import ForebayError, NotFound
 from forebay.kit.limits import format_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def inspect(
     """Show a batch or a manifest. JSON: all of it, records and payloads in base64."""
     from forebay.formats.buffer_batch import Batch
 
-    data = wait_for(_bytes_of(file_or_url))
-    found = _recognized(data, file_or_url)
+    data = wait_for(bytes_of(file_or_url))
+    found = batch_or_manifest(data, file_or_url.partition("?")[0])
     if isinstance(found, Batch):
         _show_batch(found, len(data), records=records)
     else:
@@ -224,40 +225,6 @@ def _existing(found: BufferStats, manifest: str) -> BufferStats:
     if not found.exists:
         raise NotFound(manifest, hint="there is no queue at this path; --manifest names it")
     return found
-
-
-async def _bytes_of(file_or_url: str) -> bytes:
-    """The bytes of a file, or of an object in a bucket."""
-    from forebay.storage import open_store
-
-    scheme = urlsplit(file_or_url).scheme if "://" in file_or_url else ""
-    if scheme in ("", "file"):
-        path = Path(file_or_url.removeprefix("file://"))
-        return await asyncio.to_thread(path.read_bytes)
-    parts = urlsplit(file_or_url)
-    key = parts.path.strip("/")
-    if not key:
-        raise UsageError(f"{file_or_url!r} names no object", hint="add its key: s3://bucket/prefix/key")
-    async with open_store(urlunsplit((parts.scheme, parts.netloc, "", parts.query, ""))) as store:
-        return (await store.get(key)).data
-
-
-def _recognized(data: bytes, name: str) -> Batch | Manifest:
-    """A batch or a manifest, whichever the bytes are."""
-    from forebay.formats import Corrupt, buffer_batch, buffer_manifest
-
-    shown = name.partition("?")[0]
-    try:
-        # Batches first: three records can be the 22 bytes of a manifest without entries, while a manifest is
-        # a batch only from epoch 2^32 on.
-        return buffer_batch.decode(data, name=shown)
-    except (FormatError, UsageError) as error:
-        no_batch = error
-    try:
-        return buffer_manifest.decode(data, name=shown)
-    except (FormatError, UsageError) as error:
-        reason = f"neither a manifest ({error.message}) nor a batch ({no_batch.message})"
-        raise Corrupt(shown, 0, reason) from error
 
 
 # -- showing
