@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def hashes(documents: list[Any]) -> list[tuple[int, int, str]]:
     return [(offset, len(data), hashlib.sha256(data).hexdigest()[:16]) for offset, data in rows]
 
 
-@pytest.mark.parametrize("name", [VARY, "vary"])
+@pytest.mark.parametrize("name", [VARY, "vary", "__vary"])
 def test_what_was_tiered_is_read_back_record_for_record(tiered: Callable[..., Any], name: str) -> None:
     documents = tiered("read", name, "--from", "first").documents
     assert list(documents[0]) == ["offset", "timestamp", "data"]
@@ -191,3 +192,53 @@ def test_repair_cuts_back_to_what_the_local_directory_proves(run: Callable[..., 
 def test_an_absolute_offset_that_is_not_there_is_refused(tiered: Callable[..., Any]) -> None:
     assert tiered("resolve", "vary", "abs:150").document["chunk_offset"] <= 150
     assert tiered("resolve", "vary", "abs:99999", code=1).error["type"] == "OffsetOutOfRange"
+
+
+def copy_of(stream: str, where: Path) -> Path:
+    """A stream of the real broker under another name."""
+    shutil.copytree(osiris_files() / stream, where)
+    where.chmod(0o755)
+    return where
+
+
+def test_a_name_that_two_streams_have_is_asked_for_in_full(run: Callable[..., Any], tmp_path: Path) -> None:
+    """A broker gives a stream that is made again under its name another id."""
+    later = VARY[:-1] + "9"
+    copy_of(VARY, tmp_path / "streams" / VARY)
+    copy_of(ONE, tmp_path / "streams" / later)
+    run("tier", tmp_path / "streams", "--once")
+    refused = run("read", "vary", code=2)
+    assert VARY in refused.err
+    assert later in refused.err
+    run("delete", VARY, "--yes")
+    assert hashes(run("read", "vary").documents) == delivered("one")
+
+
+@pytest.mark.parametrize("name", ["my.stream", "my_stream"])
+def test_a_directory_of_any_name_can_be_tiered(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(copy_of(ONE, tmp_path / "my.stream"))
+    run("tier", ".", "--once")
+    assert hashes(run("read", name).documents) == delivered("one")
+
+
+def test_long_names_are_ids_and_one_too_long_for_a_store_fails_alone(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    for letters in (233, 218):
+        copy_of(ONE, tmp_path / "streams" / f"__{'n' * letters}_1794776874866716458")
+    reports = run("tier", tmp_path / "streams", "--once", code=2).documents
+    assert [each["error"] is None for each in reports] == [True, False]
+    assert hashes(run("read", "n" * 218).documents) == delivered("one")
+
+
+def test_two_directories_never_become_one_stream(run: Callable[..., Any], tmp_path: Path) -> None:
+    for name in ("a.b", "a_b"):
+        copy_of(ONE, tmp_path / "streams" / name)
+    assert "same stream" in run("tier", tmp_path / "streams", "--once", code=2).err
+
+
+def test_a_directory_without_streams_is_told(run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    assert "no segment files" in run("tier", tmp_path / "nothing", "--once").err

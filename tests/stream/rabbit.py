@@ -1,27 +1,25 @@
 """A real RabbitMQ of its own for a test: loopback only, own ports, own data, own cookie, own epmd.
 
-The server is Debian's package, started without its wrapper, which wants a service manager. Everything it
-writes is below one directory. `rabbitmq-server` is a shell that waits for the Erlang machine; the machine's
-id is in the pid file, and it is the one that is told to stop.
+The server is Debian's package, installed or unpacked, started without its wrapper, which wants a service
+manager. Everything it writes is below one directory. `rabbitmq-server` is a shell that waits for the Erlang
+machine; the machine's id is in the pid file, and it is the one that is told to stop.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import time
 from pathlib import Path
 from typing import Self
 
-import pytest
+from tests.stream.rabbit_packages import rabbit_programs
 
 from forebay.testing._servers import guard
 from forebay.testing._servers.ports import free_ports
 from forebay.testing._servers.process import ServerProcess
 
-PROGRAMS = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "/usr/local/lib/rabbitmq/bin/rabbitmq-server")
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 CONFIGURATION = """\
@@ -33,19 +31,11 @@ log.console = false
 """
 
 
-def rabbit_program() -> str:
-    """Where the server is, or a skip: a plain clone cannot install it by itself."""
-    program = next((path for path in PROGRAMS if Path(path).exists()), None)
-    if program is None or shutil.which("epmd") is None:
-        pytest.skip("no RabbitMQ on this machine (apt-get install rabbitmq-server)")
-    return program
-
-
 class RabbitServer:
     """One broker with the stream plugin. Can be stopped and started again on its data."""
 
     def __init__(self, base: Path) -> None:
-        program = rabbit_program()
+        programs = rabbit_programs()
         self._base = base
         amqp, self.port, dist, epmd = free_ports(4)
         for name in ("home", "mnesia", "log"):
@@ -55,6 +45,7 @@ class RabbitServer:
         self._pid_file = base / "rabbit.pid"
         environment = {
             "HOME": str(base / "home"),
+            "PATH": f"{programs.erlang}:{os.environ['PATH']}",
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(epmd),
             "RABBITMQ_NODENAME": "forebay-test@localhost",
@@ -67,10 +58,10 @@ class RabbitServer:
             "RABBITMQ_PID_FILE": str(self._pid_file),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2",
         }
-        command = ["epmd", "-address", "127.0.0.1", "-port", str(epmd)]
+        command = [str(programs.erlang / "epmd"), "-address", "127.0.0.1", "-port", str(epmd)]
         self._epmd = ServerProcess("epmd", command, output=base / "epmd.out")
         self._server = ServerProcess(
-            "RabbitMQ", [program], output=base / "server.out", environment=environment
+            "RabbitMQ", [str(programs.server)], output=base / "server.out", environment=environment
         )
         self._epmd_port = epmd
         self._machine: int | None = None

@@ -21,23 +21,27 @@ from typing import Any
 import pytest
 from tests.stream.rabbit import RabbitServer
 
+from forebay.testing.pytest_plugin import cannot_be_had
+from forebay.testing.servers import ServerUnavailable
+
 STREAM = "live"
 SEGMENT_BYTES = 60_000
 KEPT_BYTES = 200_000
 """What the broker keeps locally; rounds are smaller, and each is tiered before the next begins."""
 PATIENCE_S = 60.0
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 Delivered = list[tuple[int, str]]
 
 
 @pytest.fixture
 def rabbit(tmp_path: Path) -> Iterator[RabbitServer]:
-    pytest.importorskip(
-        "rstream", reason="the client of RabbitMQ streams is not installed (pip install rstream)"
-    )
-    with RabbitServer(tmp_path / "rabbit") as server:
+    try:
+        server = RabbitServer(tmp_path / "rabbit")
+    except ServerUnavailable as error:
+        cannot_be_had(error)
+    with server:
         yield server
 
 

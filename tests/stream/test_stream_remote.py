@@ -29,7 +29,7 @@ from forebay.stream import (
     restore_stream,
     verify_stream,
 )
-from forebay.stream._keys import StreamKeys, short_name
+from forebay.stream._keys import StreamKeys, names_of, short_name
 from forebay.stream._lookup import Lookup
 from forebay.stream._manifest import EMPTY, FragmentInfo, find_timestamp, next_group
 
@@ -566,6 +566,10 @@ def test_names_inside_of_ids() -> None:
     assert short_name("__vary_1794776874866716458") == "vary"
     assert short_name("my-vhost_foo_1745253455243785338") == "foo"
     assert short_name("bloom16") == "bloom16"
+    assert short_name("___late_1745253455243785338") == "_late"
+    assert short_name("_prod_orders_eu_1745253455243785338") == "orders_eu"
+    assert short_name("orders_1745253455243785338") == "orders"
+    assert names_of("my_vhost_foo_1745253455243785338") >= {"my_vhost_foo"}
     assert KEYS.parse(KEYS.fragment(12)).offset == 12  # type: ignore[union-attr]
     assert KEYS.parse(f"{KEYS.prefix}data/12.fragment") is None
     assert KEYS.parse("rabbitmq/stream/other/data/x") is None

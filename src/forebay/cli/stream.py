@@ -31,7 +31,9 @@ __all__ = ["app"]
 
 app = CommandGroup(help="Tier streams into a bucket, and read them back.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream: its id, or the plain name in it.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The stream: its id, that without the time, or the name in it.")
+]
 Local = Annotated[
     Path | None,
     typer.Option(
@@ -147,6 +149,10 @@ async def _tier(deployment: Deployment, directory: Path, config: TierConfig, *, 
             clock=SystemClock(),
             randomness=random.SystemRandom(),
         )
+        sidecar.discover()
+        if not sidecar.tiers:
+            hint = "name a stream's directory, or the one that holds those of all streams"
+            sys.stderr.write(f"note: no segment files in {str(directory)!r} or right below; {hint}\n")
         if once:
             try:
                 await sidecar.run_once()

@@ -11,7 +11,8 @@ from forebay.errors import UsageError
 from forebay.formats import stream_manifest as fmt
 from forebay.stream._calls import Calls
 from forebay.stream._errors import StreamMissing
-from forebay.stream._keys import BASE, StreamKeys, short_name, stream_of
+from forebay.stream._keys import BASE, StreamKeys, as_stream_id, names_of, stream_of
+from forebay.stream._pointer import read_current
 from forebay.stream._view import RemoteView
 
 __all__ = ["StreamStats", "find_stream", "list_streams", "stats_of"]
@@ -44,21 +45,33 @@ async def _first_key(calls: Calls, after: str) -> str | None:
 
 
 async def find_stream(calls: Calls, name: str) -> str:
-    """The id of a stream that is named by its id, or by the plain name inside of it."""
+    """The id of the stream that a name means: the id, the id without its time, or the plain name in it.
+
+    A name that several streams have means the one that is not deleted. Raises `StreamMissing`, or
+    `UsageError` where it cannot be told which one is meant.
+    """
     try:
         if await calls.exists(StreamKeys(name).current):
             return name
     except UsageError:
         pass
     streams = await list_streams(calls)
-    if name in streams:
+    wanted = {name, as_stream_id(name)}
+    alike = [stream for stream in streams if wanted & names_of(stream)]
+    if len(alike) > 1:
+        alike = [stream for stream in alike if not await _deleted(calls, stream)] or alike
+    if name in alike:
         return name
-    alike = [stream for stream in streams if short_name(stream) == name]
     if len(alike) > 1:
         raise UsageError(f"{name!r} may be any of {', '.join(alike)}", hint="give the whole id")
     if not alike:
         raise StreamMissing(name)
     return alike[0]
+
+
+async def _deleted(calls: Calls, stream: str) -> bool:
+    held = await read_current(calls, StreamKeys(stream))
+    return held is not None and held.head.deleted
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from forebay.errors import UsageError
 from forebay.formats.stream_manifest import GROUP, KILO_GROUP, MEGA_GROUP, uid_text
 
-__all__ = ["BASE", "ObjectName", "StreamKeys", "short_name", "stream_of"]
+__all__ = [
+    "BASE",
+    "ObjectName",
+    "StreamKeys",
+    "as_stream_id",
+    "names_of",
+    "short_name",
+    "stream_of",
+    "stream_of_directory",
+]
 
 BASE: Final = "rabbitmq/stream/"
-STREAM_ID_BYTES_MAX: Final = 200
-"""Longest stream id."""
+STREAM_ID_BYTES_MAX: Final = 255
+"""Longest stream id: that of a directory's name, which a broker gives it."""
 _STREAM_ID: Final = re.compile(r"[A-Za-z0-9_\-=]+", re.ASCII)
 _SUFFIXES: Final = {GROUP: "group", KILO_GROUP: "kgroup", MEGA_GROUP: "mgroup"}
 _KINDS: Final = {suffix: kind for kind, suffix in _SUFFIXES.items()}
@@ -34,7 +44,8 @@ _FRAGMENT: Final = re.compile(r"data/([0-9]{20})\.fragment", re.ASCII)
 _FILTERS: Final = re.compile(r"metadata/([0-9]{20})\.filters", re.ASCII)
 _ROOT: Final = re.compile(r"metadata/root\.([0-9a-f]{12})\.manifest", re.ASCII)
 _GROUP: Final = re.compile(r"metadata/([0-9]{20})\.([0-9a-f]{12})\.(group|kgroup|mgroup)", re.ASCII)
-_INCARNATION: Final = re.compile(r"(.*?)_(.+)_([0-9]{10,25})", re.ASCII)
+_INCARNATION: Final = re.compile(r"(.+)_[0-9]{10,25}", re.ASCII)
+_NOT_IN_IDS: Final = re.compile(r"[^A-Za-z0-9_\-=]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +66,8 @@ class StreamKeys:
     def __init__(self, stream: str) -> None:
         if len(stream) > STREAM_ID_BYTES_MAX or not _STREAM_ID.fullmatch(stream):
             raise UsageError(
-                f"{stream[:200]!r} is no stream id", hint="1 to 200 letters, digits, '_', '-' and '='"
+                f"{stream[:STREAM_ID_BYTES_MAX]!r} is no stream id",
+                hint="1 to 255 letters, digits, '_', '-' and '='",
             )
         self.stream = stream
         self.prefix = f"{BASE}{stream}/"
@@ -102,7 +114,28 @@ def stream_of(key: str) -> str | None:
     return name if rest != key and slash else None
 
 
+def as_stream_id(name: str) -> str:
+    """A name as a broker writes it into an id: what may not be in one becomes an underscore."""
+    return _NOT_IN_IDS.sub("_", name)
+
+
+def stream_of_directory(path: Path) -> str:
+    """The id of the stream whose files are in a directory, `.` included: the directory's name."""
+    # Not resolved: a link to a directory is known by its own name.
+    return as_stream_id(path.name if path.name not in ("", "..") else path.resolve().name)
+
+
 def short_name(stream: str) -> str:
-    """The name of the stream inside its id: `__vary_1794776874866716458` gives `vary`."""
+    """The name of the stream inside its id: `__vary_1794776874866716458` gives `vary`.
+
+    The virtual host comes first: the default one is an underscore, and any other is taken to have none behind
+    its first character.
+    """
     match = _INCARNATION.fullmatch(stream)
-    return match[2].lstrip("_") or match[2] if match else stream
+    return (match[1].removeprefix("_").partition("_")[2] or match[1]) if match else stream
+
+
+def names_of(stream: str) -> set[str]:
+    """What people may call a stream: its id, its id without the time of its creation, its plain name."""
+    match = _INCARNATION.fullmatch(stream)
+    return {stream, short_name(stream)} | ({match[1]} if match else set())

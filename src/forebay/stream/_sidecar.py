@@ -25,6 +25,7 @@ from forebay.kit.metrics import MetricsRegistry
 from forebay.storage import ObjectStore
 from forebay.stream._config import TierConfig
 from forebay.stream._errors import Deposed, StreamDeleted
+from forebay.stream._keys import stream_of_directory
 from forebay.stream._tier import StreamTier
 
 __all__ = ["Sidecar", "stream_directories"]
@@ -91,6 +92,7 @@ class Sidecar:
     def discover(self) -> None:
         """Look for directories that came or went."""
         found = stream_directories(self._root)
+        _check_apart(found)
         for path in found:
             if path not in self._members:
                 tier = StreamTier(
@@ -157,6 +159,17 @@ class Sidecar:
             member.not_before = self._clock.monotonic() + wait_ms * self._random.uniform(0.5, 1) / 1000
         else:
             member.error, member.failures = None, 0
+
+
+def _check_apart(paths: list[Path]) -> None:
+    """No two directories may go into one stream. A broker's never do: its names are ids already."""
+    seen: dict[str, Path] = {}
+    for path in paths:
+        other = seen.setdefault(stream_of_directory(path), path)
+        if other != path:
+            raise UsageError(
+                f"{other.name!r} and {path.name!r} would be the same stream", hint="rename one directory"
+            )
 
 
 def _cancel(member: _Member) -> asyncio.Task[None] | None:

@@ -29,6 +29,7 @@ from forebay.storage import ObjectStore
 from forebay.stream._config import TierConfig
 from forebay.stream._cutter import Cut, cuts
 from forebay.stream._errors import Deposed, Diverged, StreamDeleted
+from forebay.stream._keys import stream_of_directory
 from forebay.stream._local import LocalLog
 from forebay.stream._lookup import Lookup
 from forebay.stream._manifest import FragmentInfo
@@ -118,7 +119,7 @@ class StreamTier:
         self.config = config or TierConfig()
         self.log = LocalLog(path, committed)
         self.remote = RemoteTier(
-            stream or path.name,
+            stream or stream_of_directory(path),
             store,
             coordinator=coordinator,
             epoch=epoch or 0,
