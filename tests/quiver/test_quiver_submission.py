@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 from typing import Any
 
 import pyarrow as pa
@@ -8,8 +10,9 @@ import pytest
 from tests.quiver.harness import SMALL, batch, drain, simulate, store
 from tests.quiver.sim_disk import SimDisk
 
-from forebay.errors import UsageError
-from forebay.quiver import _segment_file
+from forebay.errors import ForebayError, UsageError
+from forebay.formats.quiver_wal import SCHEMA_BYTES_MAX
+from forebay.quiver import QuiverFull, _segment_file
 from forebay.testing.world import World
 
 SLOW = dataclasses.replace(SMALL, segment_open_ms=1_000_000)
@@ -110,5 +113,137 @@ def test_schemas_that_differ_in_the_metadata_of_a_column_are_kept_apart() -> Non
                 found[delivery.view.schema.field("a").metadata[b"tag"]] = delivery.view.meta.rows
                 await delivery.ack()
             assert found == {b"x": 2, b"y": 1}
+
+    simulate(scenario)
+
+
+def dictionary(values: pa.Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), values)
+
+
+WORDS = pa.array(["a", "b", "a"]).dictionary_encode()
+COLUMNS = {
+    "nulls": pa.nulls(3),
+    "dictionary without values": pa.DictionaryArray.from_arrays(pa.array([None] * 3, pa.int8()), pa.nulls(0)),
+    "dictionary with a null value": dictionary(pa.array(["a", None])),
+    "dictionary with a value twice": dictionary(pa.array(["a", "a"])),
+    "dictionary of lists": dictionary(pa.array([["a"], ["b"]])),
+    "dictionary of structs": dictionary(pa.array([{"a": 1}, {"a": 2}])),
+    "list of dictionary": pa.ListArray.from_arrays([0, 1, 2, 3], WORDS),
+    "struct of dictionary": pa.StructArray.from_arrays([WORDS], ["word"]),
+    "map": pa.array([[("a", 1)], [], [("b", 2)]], pa.map_(pa.string(), pa.int64())),
+    "sparse union": pa.UnionArray.from_sparse(
+        pa.array([0, 1, 0], pa.int8()), [pa.array([1, 2, 3]), pa.array(["x", "y", "z"])]
+    ),
+    "run ends": pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["x", "y"])),
+    "views": pa.array(["a", "b" * 40, "c"], pa.string_view()),
+    "slice": pa.array([str(each) for each in range(100)]).dictionary_encode()[50:53],
+}
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_batches_of_every_type_become_segments_also_empty_ones(name: str, codec: str) -> None:
+    whole = pa.record_batch({"column": COLUMNS[name]})
+    config = dataclasses.replace(SLOW, segment_codec=codec, wal_codec=codec)
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        for batches in ([whole.slice(0, 0)], [whole.slice(0, 0)] * 3, [whole, whole.slice(0, 0), whole]):
+            async with store(world, disk, config) as quiver:
+                await quiver.register("a")
+                for each in batches:
+                    await quiver.ingest(each)
+                await quiver.flush()
+                found: list[Any] = []
+                while (delivery := await quiver.next("a", 0)) is not None:
+                    assert delivery.view.schema == whole.schema
+                    found += delivery.view.table()["column"].to_pylist()
+                    await delivery.ack()
+                assert found == [row for each in batches for row in each["column"].to_pylist()]
+
+    simulate(scenario)
+
+
+def test_batches_that_share_a_dictionary_which_cannot_be_unified_share_a_segment() -> None:
+    one = pa.record_batch({"column": COLUMNS["dictionary with a null value"]})
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, SLOW) as quiver:
+            for _ in range(10):
+                await quiver.ingest(one)
+            await quiver.flush()
+            assert quiver.stats().segments == 1
+
+    simulate(scenario)
+
+
+def test_schema_that_could_be_written_and_not_read_is_refused() -> None:
+    wrong = [
+        pa.record_batch({"column": dictionary(WORDS.slice(0, 2))}),
+        pa.record_batch({"column": [1]}).replace_schema_metadata({"x": "y" * SCHEMA_BYTES_MAX}),
+    ]
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, SLOW) as quiver:
+            for each in wrong:
+                with pytest.raises(UsageError):
+                    await quiver.ingest(each)
+            await quiver.ingest(batch(1))
+            await quiver.flush()
+            assert quiver.stats().segments == 1
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("start", [0, -1, 1.5, float("nan"), None, True, b"earliest", "newest"])
+def test_start_that_is_no_segment_is_refused_and_nothing_is_registered(start: Any) -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, SLOW) as quiver:
+            with pytest.raises(UsageError):
+                await quiver.register("a", start)
+            assert not quiver.has_subscriber("a")
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"a", "", "a b"])
+def test_name_that_is_none_is_refused(name: Any) -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, SLOW) as quiver:
+            with pytest.raises(UsageError):
+                await quiver.register(name)
+
+    simulate(scenario)
+
+
+def test_batch_that_can_never_fit_drops_nothing() -> None:
+    config = dataclasses.replace(SLOW, size_cap_policy="drop_oldest", size_cap_bytes=1 << 19)
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, config) as quiver:
+            await quiver.register("a")
+            for number in range(20):
+                await quiver.ingest(batch(number, 60))
+            await quiver.flush()
+            with pytest.raises(QuiverFull):
+                await quiver.ingest(batch(99, 60_000))
+            assert quiver.stats().losses == {}
+            assert await drain(quiver, "a") == list(range(20))
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("operation", ["rename", "remove", "sync_directory"])
+def test_wal_files_that_cannot_be_given_back_fail_in_our_words(operation: str) -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, dataclasses.replace(SMALL, wal_spare_files=0)) as quiver:
+            await quiver.register("a")
+            for number in range(60):
+                await quiver.ingest(batch(number, 60))
+            disk.faults.append((operation, "wal", errno.EIO))
+            await quiver.flush()
+            with contextlib.suppress(ForebayError):
+                await quiver.maintain()
+            assert await drain(quiver, "a") == list(range(60))
 
     simulate(scenario)

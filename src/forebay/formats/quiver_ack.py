@@ -167,9 +167,9 @@ _decode_checkpoint = msgspec.msgpack.Decoder(Checkpoint).decode
 
 def check_subscriber(name: str) -> str:
     """Return `name`, or raise `UsageError` where it cannot be a subscriber's."""
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name[:80]!r} is not a name for a subscriber",
+            f"{name!r:.80} is not a name for a subscriber",
             hint=f"1 to {SUBSCRIBER_CHARS_MAX} of A-Z a-z 0-9 _ . -",
         )
     return name

@@ -33,6 +33,7 @@ from forebay.formats._errors import Corrupt
 __all__ = [
     "CODECS",
     "CONTEXT_BYTES_MAX",
+    "SCHEMA_BYTES_MAX",
     "SIGNAL_BYTES_MAX",
     "Entry",
     "SchemaForm",
@@ -48,6 +49,8 @@ SIGNAL_BYTES_MAX: Final = 64
 """Longest name of a signal type in UTF-8 bytes."""
 CONTEXT_BYTES_MAX: Final = 16_384
 """Largest context of one batch, encoded."""
+SCHEMA_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Largest schema, metadata included, as an IPC message. A segment's footer must have room for it."""
 
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 _HEAD: Final = struct.Struct("<32sIBBHQ")
@@ -93,8 +96,11 @@ class SchemaForm:
     @classmethod
     def of(cls, schema: pa.Schema) -> SchemaForm:
         """Look at a schema."""
+        message = schema.serialize().to_pybytes()
+        if len(message) > SCHEMA_BYTES_MAX:
+            raise LimitExceeded("SCHEMA_BYTES_MAX", limit=SCHEMA_BYTES_MAX, actual=len(message))
         is_plain = not any(has_dictionary(each.type) for each in schema)
-        return cls(fingerprint(schema), schema.serialize().to_pybytes(), is_plain)
+        return cls(fingerprint(schema), message, is_plain)
 
 
 def encode(

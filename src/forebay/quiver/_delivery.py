@@ -163,6 +163,11 @@ class Deliveries:
             for desk in self._desks.values()
         )
 
+    def leased(self) -> set[int]:
+        """Segments that somebody works on now."""
+        claimed = {segment for desk in self._desks.values() for segment in desk.claims}
+        return {each for each in claimed if self.is_leased(each)}
+
     def activate(self, name: str) -> None:
         """Hand out again, or for the first time."""
         desk = self._desk(name)

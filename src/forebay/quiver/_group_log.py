@@ -27,7 +27,7 @@ import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from forebay.errors import Closed, ForebayError, OutcomeUnknown
 from forebay.formats.quiver_frame import (
@@ -43,6 +43,7 @@ from forebay.quiver._errors import QuiverFailed, from_os_error
 
 __all__ = ["SPARE", "GroupLog", "Item", "LogFile", "LogSettings", "file_name", "generation_of"]
 
+T = TypeVar("T")
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes at which a group of a Quiver log is closed, so that one write stays short."""
 SPARE: Final = "spare"
@@ -384,7 +385,7 @@ class GroupLog:
             # A short file would have to grow, and one with a large frame in it is too much to keep.
             if self._settings.file_bytes // 2 <= file.bytes <= 2 * self._settings.file_bytes:
                 keep[file_name(file.generation, SPARE)] = file.bytes
-        kept = await self._disk.run("files", lambda: self._remove(wanted, keep))
+        kept = await self._in_files(lambda: self._remove(wanted, keep))
         for file in wanted:
             self.files.pop(file.generation, None)
         self._spares.update({name: keep[name] for name in kept})
@@ -412,7 +413,7 @@ class GroupLog:
                 file.close()
             self._disk.sync_directory(self._directory)
 
-        await self._disk.run("files", work)
+        await self._in_files(work)
         self._spares[name] = size
         self._count()
 
@@ -430,7 +431,13 @@ class GroupLog:
                 self._disk.remove(f"{self._directory}/{name}")
             self._disk.sync_directory(self._directory)
 
-        await self._disk.run("files", work)
+        await self._in_files(work)
+
+    async def _in_files(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._disk.run("files", work)
+        except OSError as error:
+            raise from_os_error(f"giving {self._suffix} files back", error) from error
 
     # In a lane.
 

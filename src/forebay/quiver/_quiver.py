@@ -30,7 +30,7 @@ import pyarrow as pa
 from forebay.errors import Backpressure, Closed, ForebayError, UsageError
 from forebay.formats import quiver_ack, quiver_wal
 from forebay.formats.quiver_ack import Dropped, Finalized, Outcome, Record, Register, Unregister
-from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, WAL_MAGIC
+from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, WAL_MAGIC, check_body
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver._acks import Acks
@@ -335,10 +335,11 @@ class Quiver:
         wal, config = self._wal, self._config
         if wal.pending_bytes >= config.pending_bytes_max:
             await wal.has_room(config.pending_bytes_max)
-        form = self._forms.of(batch.schema)
+        form = self._forms.of(batch)
         context = context_of(given)
         pieces, size = quiver_wal.encode_pieces(batch, signal, context, config.wal_codec, form)
         length = sum(map(len, pieces))
+        check_body(length)
         need = max(length, size) + FRAME_OVERHEAD_BYTES
         if self._retention.is_over(need):
             await self._retention.admit(need)
@@ -444,7 +445,7 @@ class Quiver:
             after = oldest - 1
         elif start == "latest":
             after = self._finalizer.next_segment - 1
-        elif isinstance(start, str) or start < 1:
+        elif not isinstance(start, int) or isinstance(start, bool) or start < 1:
             raise UsageError(f"start is {start!r}", hint="earliest, latest, or the number of a segment")
         else:
             after = min(max(start, oldest), self._finalizer.next_segment) - 1

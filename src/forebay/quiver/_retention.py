@@ -88,6 +88,15 @@ class Retention:
         reserve = self._config.ack_file_bytes + RESERVE_BYTES
         return self.used_bytes + parts.finalizer.bytes + 2 * (parts.wal.pending_bytes + more) + reserve
 
+    def _bytes_at_least(self, more: int) -> int:
+        """What `projected_bytes` comes to if everything goes that may."""
+        parts = self._parts
+        held = sum(
+            parts.segments[each].file_bytes for each in parts.deliveries.leased() if each in parts.segments
+        )
+        kept = held + parts.acks.bytes + parts.deliveries.aside_bytes
+        return kept + 2 * (parts.wal.pending_bytes + more) + self._config.ack_file_bytes + RESERVE_BYTES
+
     def registered(self, info: SegmentInfo) -> None:
         """A segment is there."""
         self.segment_bytes += info.file_bytes
@@ -133,7 +142,8 @@ class Retention:
         if not self.is_over(more):
             return
         async with self.lock:
-            if self.is_over(more):
+            # Nothing is dropped for a batch that would not fit even then.
+            if self.is_over(more) and not self._budget.is_over(self._bytes_at_least(more)):
                 await self._relieve(more)
         if self.is_over(more):
             self._budget.publish(self.projected_bytes(0))

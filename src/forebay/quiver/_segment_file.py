@@ -104,17 +104,21 @@ def build(batches: list[Batch], *, template: SegmentMeta, event_time_column: str
 
 
 def _joined(batches: list[Batch]) -> list[pa.RecordBatch]:
-    counts = _group_counts([each.size for each in batches])
     chunks = [each.batch for each in batches]
-    schema = chunks[0].schema
-    if any(has_dictionary(each.type) for each in schema):
-        unified = pa.Table.from_batches(chunks).unify_dictionaries()
-        chunks = unified.to_batches()
-        if len(chunks) != len(batches):  # empty batches vanish
-            chunks = [each for each in chunks if each.num_rows]
-            counts = _group_counts([each.nbytes for each in chunks])
-        if not chunks:
-            return [unified.schema.empty_table().to_batches()[0]]
+    if len(chunks) == 1:
+        return chunks
+    counts = _group_counts([each.size for each in batches])
+    if any(has_dictionary(each.type) for each in chunks[0].schema):
+        try:
+            unified = pa.Table.from_batches(chunks).unify_dictionaries().to_batches()
+        except pa.ArrowException:
+            # It cannot unify these: batches that share a dictionary go together, others are split.
+            return chunks
+        if len(unified) != len(chunks):  # empty batches vanish
+            unified = [each for each in unified if each.num_rows]
+            counts = _group_counts([each.nbytes for each in unified])
+        chunks = unified or chunks[:1]
+        counts = counts or [1]
     joined, at = [], 0
     for count in counts:
         joined.append(chunks[at] if count == 1 else pa.concat_batches(chunks[at : at + count]))
@@ -127,7 +131,7 @@ def _group_counts(sizes: list[int]) -> list[int]:
     counts: list[int] = []
     room = 0
     for size in sizes:
-        if size < ALONE_BYTES and size <= room:
+        if counts and size < ALONE_BYTES and size <= room:
             counts[-1] += 1
             room -= size
             continue

@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from forebay.errors import UsageError
+from forebay.formats import Corrupt, quiver_wal
 from forebay.formats.quiver_wal import SchemaForm
 
 __all__ = ["Forms", "check_batch", "context_of"]
@@ -27,8 +28,13 @@ class Forms:
         self._kept: dict[pa.Schema, tuple[pa.Schema, SchemaForm]] = {}
         self._last: tuple[pa.Schema, SchemaForm] | None = None
 
-    def of(self, schema: pa.Schema) -> SchemaForm:
-        """Schemas that differ in metadata alone, even in that of one column, have forms of their own."""
+    def of(self, batch: pa.RecordBatch) -> SchemaForm:
+        """The form of the batch's schema. A batch of a new one is read back before anything is written.
+
+        Schemas that differ in metadata alone, even in that of one column, have forms of their own. Raises
+        `UsageError` for types that Arrow writes and does not read.
+        """
+        schema = batch.schema
         # The last one is looked at first: a comparison costs a hundredth of a hash. Python takes schemas for
         # equal whose metadata differs.
         found = self._last
@@ -36,11 +42,21 @@ class Forms:
             found = self._kept.get(schema)
             if found is None or not schema.equals(found[0], check_metadata=True):
                 found = (schema, SchemaForm.of(schema))
+                _check_readable(batch)
                 if len(self._kept) >= SCHEMAS_KEPT:
                     self._kept.clear()
                 self._kept[schema] = found
             self._last = found
         return found[1]
+
+
+def _check_readable(batch: pa.RecordBatch) -> None:
+    try:
+        quiver_wal.decode(quiver_wal.encode(batch.slice(0, 1), "", {}))
+    except (Corrupt, pa.ArrowException) as error:
+        raise UsageError(
+            f"a batch of this schema cannot be read back: {error}", hint="use a type that Arrow's IPC reads"
+        ) from error
 
 
 def check_batch(batch: pa.RecordBatch) -> None:
