@@ -131,6 +131,7 @@ def _measure(
     benchmark: Benchmark, run: Run, plan: Plan, directory: Path, progress: Progress
 ) -> BenchmarkResult:
     load_before = os.getloadavg()[0]
+    plan = plan.of_jobs() if benchmark.jobs else plan
     task = progress.task_ids[-1]
 
     def say(message: str) -> None:

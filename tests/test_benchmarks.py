@@ -38,7 +38,7 @@ from benchmarks.harness.figure import joined
 from benchmarks.harness.machine import Machine, cpu_slug, file_system_of, this_machine
 from benchmarks.harness.page import BEGIN, END, markdown, renew
 from benchmarks.harness.results import BenchmarkResult, FigureResult, Run, load, save, summarize
-from benchmarks.harness.rounds import Plan, measure, order
+from benchmarks.harness.rounds import FULL, QUICK, Plan, measure, order
 from benchmarks.harness.timing import timed
 from benchmarks.harness.wording import number
 from benchmarks.peers import environment
@@ -84,6 +84,13 @@ def test_time_is_the_inverse_of_rate() -> None:
     [made] = result_of(figure, ours=fixed(25, 25, 25), raw=fixed(100, 100, 100)).figures
     assert made.median == 4.0
     assert made.met is False
+
+
+def test_processor_time_is_compared_per_unit() -> None:
+    figure = Figure("x", of="a", against="b", measure=Measure.CPU, target=at_most(0.5))
+    assert figure.value({"a": Sample(1.0, cpu_us=2.0), "b": Sample(9.0, cpu_us=8.0)}) == 0.25
+    with pytest.raises(ValueError, match="nobody looked"):
+        figure.value({"a": Sample(1.0, cpu_us=2.0), "b": Sample(9.0)})
 
 
 def test_least_share_compares_the_unluckiest_with_the_mean() -> None:
@@ -154,6 +161,12 @@ def test_a_variant_may_stretch_its_turns() -> None:
 
     measure({"long": Variant(run, stretch=4.0)}, Plan(rounds=1, seconds=0.5))
     assert seen[-1] == 2.0
+
+
+def test_turns_that_are_whole_jobs_are_fewer_and_in_one_piece() -> None:
+    plan = FULL.of_jobs()
+    assert plan.slices == 1 and plan.rounds < FULL.rounds and plan.rounds % 2 == 1
+    assert QUICK.of_jobs() == QUICK
 
 
 def test_slices_of_a_round_alternate_and_their_sums_make_the_ratio() -> None:

@@ -1,8 +1,13 @@
-"""What the figures of Spark share: a session, rows, and the processor time of a whole family of processes."""
+"""What the figures of Spark share: a session, a topic of rows, jobs, and the processor time of all processes.
+
+A job gives both of its figures at once: rows per second by the clock, and processor time per row of the JVM
+and all Python workers (microseconds per row are seconds per million rows).
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,13 +18,31 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import CannotMeasure, Sample, Variant
+from forebay import aio
+from forebay.log import AppendGroup
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["KEY_BYTES", "cpu_seconds", "per_cpu_second", "per_second", "records", "session", "to_nowhere"]
+__all__ = [
+    "KEY_BYTES",
+    "PARTITIONS",
+    "cpu_seconds",
+    "fill",
+    "job",
+    "megabytes",
+    "on_one_core",
+    "prepared_rows",
+    "records",
+    "session",
+    "to_nowhere",
+    "to_nowhere_as_stream",
+]
 
 KEY_BYTES = 16
+PARTITIONS = 4
+APPEND_BYTES = 4 * 1024 * 1024
+MB = 1_000_000
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -60,9 +83,59 @@ def _fixed(data: pa.Buffer, count: int, width: int) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), count, [None, offsets, data])
 
 
-def cpu_seconds() -> float:
-    """Processor time of everything this process started: the JVM, the Python workers, and those that
-    ended."""
+async def fill(data: Path, rows: int, value_bytes: int) -> None:
+    """A topic `t` in a directory, as appends of 4 MiB in turn to its partitions."""
+    async with aio.connect(data) as bay:
+        await bay.topics.create("t", partitions=PARTITIONS)
+        step = APPEND_BYTES // (KEY_BYTES + value_bytes)
+        for number, first in enumerate(range(0, rows, step)):
+            keys, values = records(min(step, rows - first), value_bytes, number)
+            group = AppendGroup.of("t", number % PARTITIONS, values, keys=keys)
+            [result] = await bay.writer.append_shared([group])
+            result.unwrap()
+
+
+def prepared_rows(spark: SparkSession, rows: int, value_bytes: int, partitions: int) -> Any:
+    """A reader of the source that only hands out what it has; the sink that discards is registered too."""
+    from pyspark import cloudpickle
+
+    from benchmarks.figures import _spark_prepared
+
+    cloudpickle.register_pickle_by_value(_spark_prepared)  # type: ignore[no-untyped-call]
+    spark.dataSource.register(_spark_prepared.Prepared)
+    spark.dataSource.register(_spark_prepared.Discard)
+    options = {"rows": rows, "bytes": value_bytes, "partitions": partitions}
+    return spark.read.format("prepared").options(**options)
+
+
+def to_nowhere(frame: DataFrame) -> None:
+    """Read every column of every row."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def to_nowhere_as_stream(frame: DataFrame, checkpoint: Path) -> None:
+    """The same as a query that ends when it has read what there is."""
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    query.trigger(availableNow=True).start().awaitTermination()
+    shutil.rmtree(checkpoint)
+
+
+def cpu_seconds(aside: int | None = None) -> float:
+    """Processor time of everything this process started, and of what that started and that has ended.
+
+    Without the process `aside`: a server that idles beside the work belongs to whoever uses it.
+    """
+    children, times = _processes()
+    found, waiting = 0.0, list(children.get(os.getpid(), []))
+    while waiting:
+        process = waiting.pop()
+        if process != aside:
+            found += times.get(process, 0.0)
+            waiting += children.get(process, [])
+    return found
+
+
+def _processes() -> tuple[dict[int, list[int]], dict[int, float]]:
     children: dict[int, list[int]] = {}
     times: dict[int, float] = {}
     for entry in Path("/proc").iterdir():
@@ -73,42 +146,61 @@ def cpu_seconds() -> float:
                 continue
             children.setdefault(int(fields[1]), []).append(int(entry.name))
             times[int(entry.name)] = sum(map(int, fields[11:15])) / _TICK
-    found, waiting = 0.0, list(children.get(os.getpid(), []))
-    while waiting:
-        process = waiting.pop()
-        found += times.get(process, 0.0)
-        waiting += children.get(process, [])
-    return found
+    return children, times
 
 
-def to_nowhere(frame: DataFrame) -> None:
-    """Read every column of every row."""
-    frame.write.format("noop").mode("overwrite").save()
-
-
-def per_cpu_second(work: Callable[[], float]) -> Variant:
-    """Rows per second of processor time, of all processes; a run is one job or more."""
+def job(work: Callable[[], float], cpu: Callable[[], float] = cpu_seconds) -> Variant:
+    """One job a turn, which tells how many rows it moved."""
 
     def run(seconds: float) -> Sample:
-        began, deadline, rows = cpu_seconds(), time.perf_counter() + seconds, 0.0
-        while True:
-            rows += work()
-            if time.perf_counter() >= deadline:
-                break
-        return Sample(rows / (cpu_seconds() - began))
-
-    return Variant(run, "rows per CPU second")
-
-
-def per_second(work: Callable[[], float]) -> Variant:
-    """Rows per second."""
-
-    def run(seconds: float) -> Sample:
-        began, rows = time.perf_counter(), 0.0
-        while True:
-            rows += work()
-            if time.perf_counter() - began >= seconds:
-                break
-        return Sample(rows / (time.perf_counter() - began))
+        spent, began = cpu(), time.perf_counter()
+        rows = work()
+        took, spent = time.perf_counter() - began, cpu() - spent
+        return Sample(rows / took, cpu_us=spent * 1e6 / rows)
 
     return Variant(run, "rows/s")
+
+
+def megabytes(variant: Variant, row_bytes: int) -> tuple[Variant, Variant]:
+    """A variant, and another that tells the rate of the same turn in MB/s, whichever has its turn first."""
+    untold: dict[str, list[Sample]] = {"rows": [], "MB": []}
+
+    def turn(name: str, seconds: float) -> Sample:
+        if not untold[name]:
+            done = variant.run(seconds)
+            for waiting in untold.values():
+                waiting.append(done)
+        return untold[name].pop()
+
+    def speed(seconds: float) -> Sample:
+        return Sample(turn("MB", seconds).rate * row_bytes / MB)
+
+    return Variant(lambda seconds: turn("rows", seconds), variant.unit), Variant(speed, "MB/s")
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Everything that this process has started keeps to one processor; what it starts inherits that."""
+    everything = os.sched_getaffinity(0)
+    _keep_to({max(everything)})
+    try:
+        yield
+    finally:
+        _keep_to(everything)
+
+
+def _keep_to(processors: set[int]) -> None:
+    children, _ = _processes()
+    waiting = [os.getpid()]
+    while waiting:
+        process = waiting.pop()
+        waiting += children.get(process, [])
+        try:
+            threads = [int(entry.name) for entry in Path(f"/proc/{process}/task").iterdir()]
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                os.sched_setaffinity(thread, processors)
+            except OSError:
+                continue  # It has ended.

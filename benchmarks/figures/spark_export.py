@@ -5,7 +5,8 @@ appends of 4 MiB. The export reads, encodes and writes inside its tasks and comm
 the same topic through our own data source and `df.write.parquet` with zstd, which moves every row into the
 JVM and encodes it there. What is compared is processor time, of the driver, the JVM and all Python workers.
 
-One core against two: the same session with two slots, where all tasks are one Spark task, or one each.
+One core against two: the same session, once with all tasks in one slot and all its processes kept to one
+processor.
 """
 
 from __future__ import annotations
@@ -19,11 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.figures._spark import KEY_BYTES, cpu_seconds, per_second, records, session
+from benchmarks.figures._spark import KEY_BYTES, cpu_seconds, fill, job, megabytes, on_one_core, session
 from benchmarks.figures._suite import suite
-from benchmarks.harness import Bench, Figure, Sample, Variant, Variants, at_least
-from forebay import aio
-from forebay.log import AppendGroup
+from benchmarks.harness import Bench, Figure, Measure, Variants, at_least, at_most
 from forebay.spark.export import (
     ExportConfig,
     Exporter,
@@ -41,23 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["spark_export_large", "spark_export_small"]
 
-MIB = 1024 * 1024
-PARTITIONS = 4
-APPEND_BYTES = 4 * MIB
 TASKS = 8
 SMALL, SMALL_ROWS = 100, 2_000_000
 LARGE, LARGE_ROWS = 1_000, 400_000
-
-
-async def _fill(data: Path, rows: int, value_bytes: int) -> None:
-    async with aio.connect(data) as bay:
-        await bay.topics.create("t", partitions=PARTITIONS)
-        step = APPEND_BYTES // (KEY_BYTES + value_bytes)
-        for number, first in enumerate(range(0, rows, step)):
-            keys, values = records(min(step, rows - first), value_bytes, number)
-            group = AppendGroup.of("t", number % PARTITIONS, values, keys=keys)
-            [result] = await bay.writer.append_shared([group])
-            result.unwrap()
+FACTS_BYTES = 16
+"""Offset and time of a row, which count as its bytes."""
 
 
 def run_in_turn(config: ExportConfig, store: str, tasks: Sequence[Task]) -> list[TaskResult]:
@@ -65,18 +52,9 @@ def run_in_turn(config: ExportConfig, store: str, tasks: Sequence[Task]) -> list
     return [run_task(config, store, task) for task in tasks]
 
 
-def _per_cpu_second(work: Callable[[], float]) -> Variant:
-    """Rows per second of processor time, the driver's own included."""
-
-    def run(seconds: float) -> Sample:
-        began, deadline, rows = cpu_seconds() + time.process_time(), time.perf_counter() + seconds, 0.0
-        while True:
-            rows += work()
-            if time.perf_counter() >= deadline:
-                break
-        return Sample(rows / (cpu_seconds() + time.process_time() - began))
-
-    return Variant(run, "rows per CPU second")
+def _with_driver() -> float:
+    """Processor time of all processes, this one included: the driver commits."""
+    return cpu_seconds() + time.process_time()
 
 
 class _Exports:
@@ -107,7 +85,7 @@ class _Exports:
         assert report.rows == self._rows
         return float(report.rows)
 
-    def export_on_one(self) -> float:
+    def export_on_one_core(self) -> float:
         """On Spark, all tasks in one slot."""
 
         def runner(
@@ -116,7 +94,8 @@ class _Exports:
             [results] = spread(partial(run_in_turn, config, store), [tasks], spark=self._spark)
             return results
 
-        report = Exporter(self._config("delta"), runner, parallelism=2).run_once()
+        with on_one_core():
+            report = Exporter(self._config("delta"), runner, parallelism=2).run_once()
         assert report.rows == self._rows
         return float(report.rows)
 
@@ -132,23 +111,29 @@ class _Exports:
 
 _FIGURES = (
     Figure(
-        "Delta against df.write.parquet, CPU",
-        of="export to Delta",
-        against="source to df.write.parquet",
-        target=at_least(2.0),
+        "Delta: CPU of source to df.write.parquet",
+        "export to Delta",
+        "source to df.write.parquet",
+        at_most(0.5),
+        measure=Measure.CPU,
     ),
     Figure(
-        "Parquet against df.write.parquet, CPU",
-        of="export to Parquet",
-        against="source to df.write.parquet",
-        target=at_least(2.0),
+        "Parquet: CPU of source to df.write.parquet",
+        "export to Parquet",
+        "source to df.write.parquet",
+        at_most(0.5),
+        measure=Measure.CPU,
     ),
-    Figure("two cores against one", of="export, two slots", against="export, one slot", target=at_least(1.7)),
+    Figure("two cores against one", "export to Delta", "export, one core", at_least(1.7)),
+    Figure("MB/s", "export to Delta, MB", measure=Measure.PLAIN),
 )
 
 
 @suite.benchmark(
-    "spark-export-132", "Export of 132-byte records costs half of the way through the JVM.", *_FIGURES
+    "spark-export-132",
+    "Export of 132-byte records costs half of the way through the JVM.",
+    *_FIGURES,
+    jobs=True,
 )
 def spark_export_small(bench: Bench) -> Iterator[Variants]:
     """Two million small rows."""
@@ -156,7 +141,7 @@ def spark_export_small(bench: Bench) -> Iterator[Variants]:
 
 
 @suite.benchmark(
-    "spark-export-1k", "Export of 1 KiB records costs half of the way through the JVM.", *_FIGURES
+    "spark-export-1k", "Export of 1 KiB records costs half of the way through the JVM.", *_FIGURES, jobs=True
 )
 def spark_export_large(bench: Bench) -> Iterator[Variants]:
     """Four hundred thousand larger rows."""
@@ -166,19 +151,18 @@ def spark_export_large(bench: Bench) -> Iterator[Variants]:
 def _measure(bench: Bench, rows: int, value_bytes: int) -> Iterator[Variants]:
     data = bench.directory / "log"
     bench.say("filling a topic")
-    asyncio.run(_fill(data, rows, value_bytes))
+    asyncio.run(fill(data, rows, value_bytes))
     with session(2) as spark:
-        from forebay.spark import ForebaySource
-
-        spark.dataSource.register(ForebaySource)
         exports = _Exports(data, bench.directory, rows, value_bytes, spark)
+        delta = job(lambda: exports.export("delta"), _with_driver)
+        delta, speed = megabytes(delta, KEY_BYTES + value_bytes + FACTS_BYTES)
         try:
             yield {
-                "export to Delta": _per_cpu_second(lambda: exports.export("delta")),
-                "export to Parquet": _per_cpu_second(lambda: exports.export("parquet")),
-                "source to df.write.parquet": _per_cpu_second(exports.through_the_jvm),
-                "export, two slots": per_second(lambda: exports.export("delta")),
-                "export, one slot": per_second(exports.export_on_one),
+                "export to Delta": delta,
+                "export to Delta, MB": speed,
+                "export to Parquet": job(lambda: exports.export("parquet"), _with_driver),
+                "source to df.write.parquet": job(exports.through_the_jvm, _with_driver),
+                "export, one core": job(exports.export_on_one_core, _with_driver),
             }
         finally:
             close_clients()

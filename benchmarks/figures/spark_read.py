@@ -1,69 +1,62 @@
-"""Reading a topic with Spark, against what Spark itself makes possible.
+"""Reading a topic with Spark, beside Spark's own Kafka connector and beside what Spark makes possible.
 
-Rows have a key of 16 bytes and a value of 100 or of 1,000, in four partitions of a log in a directory, as
-appends of 4 MiB. Every column of every row goes to the sink that discards. Beside it the same rows from a
-Python source that only hands out batches it has prepared (nothing a Python source does can cost less), and
-from Parquet files through Spark's own reader in the JVM. What is compared is processor time, of the JVM and
-of all Python workers together: the rate is rows per second of it.
+Rows have a key of 16 bytes and a value of 100 or of 1,000 (132 bytes and 1 KiB with offset and time), in four
+partitions of a log in a directory, as appends of 4 MiB; the very same records lie in four partitions of one
+Kafka node on the same cores. Every column of every row goes to the sink that discards, as a batch and as a
+query with `availableNow`. Processor time is that of the JVM and of all Python workers; for the connector that
+of Kafka's broker comes on top, since our tasks read from the store themselves. The connector has its default
+settings, and beside them settings for large fetches.
+
+Also beside it: a Python source that only hands out batches it has prepared (nothing a Python source does can
+cost less), and Parquet files through Spark's own reader in the JVM.
+
+One core against two: the same session, once with all tasks in one slot and all its processes kept to one
+processor.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.figures._spark import KEY_BYTES, per_cpu_second, per_second, records, session, to_nowhere
+from benchmarks.figures._spark import (
+    KEY_BYTES,
+    PARTITIONS,
+    cpu_seconds,
+    fill,
+    job,
+    megabytes,
+    on_one_core,
+    prepared_rows,
+    records,
+    session,
+    to_nowhere,
+    to_nowhere_as_stream,
+)
 from benchmarks.figures._suite import suite
-from benchmarks.harness import Bench, Figure, Variants, at_least
-from forebay import aio
-from forebay.log import AppendGroup
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from benchmarks.harness import Bench, Figure, Measure, Variants, at_least, at_most
+from benchmarks.peers.kafka import LARGE_FETCHES, Connector, KafkaServer, connector_jars, kafka_jars
 
 __all__ = ["spark_read_large", "spark_read_small"]
 
-PARTITIONS = 4
-APPEND_BYTES = 4 * 1024 * 1024
+FILES = 8
 SMALL, SMALL_ROWS = 100, 2_000_000
-LARGE, LARGE_ROWS = 1_000, 1_000_000
-
-
-async def _fill(data: Path, rows: int, value_bytes: int) -> None:
-    async with aio.connect(data) as bay:
-        await bay.topics.create("t", partitions=PARTITIONS)
-        step = APPEND_BYTES // (KEY_BYTES + value_bytes)
-        for number, first in enumerate(range(0, rows, step)):
-            keys, values = records(min(step, rows - first), value_bytes, number)
-            group = AppendGroup.of("t", number % PARTITIONS, values, keys=keys)
-            [result] = await bay.writer.append_shared([group])
-            result.unwrap()
-
-
-def _prepared(spark: SparkSession, rows: int, value_bytes: int) -> Any:
-    """A source that only hands out what it has."""
-    from pyspark import cloudpickle
-
-    from benchmarks.figures import _spark_prepared
-
-    cloudpickle.register_pickle_by_value(_spark_prepared)  # type: ignore[no-untyped-call]
-    spark.dataSource.register(_spark_prepared.Prepared)
-    reader = spark.read.format("prepared").option("rows", rows).option("bytes", value_bytes)
-    return reader.option("partitions", 8)
+LARGE, LARGE_ROWS = 1_000, 500_000
+FACTS_BYTES = 16
+"""Offset and time of a row, which count as its bytes."""
 
 
 def _parquet(data: Path, rows: int, value_bytes: int) -> None:
     """The same columns as zstd Parquet, in eight files."""
     data.mkdir()
-    for number in range(8):
-        keys, values = records(rows // 8, value_bytes, number)
+    for number in range(FILES):
+        keys, values = records(rows // FILES, value_bytes, number)
         count = len(keys)
         table = pa.table(
             {
@@ -82,24 +75,44 @@ def _parquet(data: Path, rows: int, value_bytes: int) -> None:
 
 
 def _variants(bench: Bench, rows: int, value_bytes: int) -> Iterator[Variants]:
-    data, files = bench.directory / "data", bench.directory / "parquet"
-    asyncio.run(_fill(data, rows, value_bytes))
+    data, files, checkpoint = (bench.directory / name for name in ("data", "parquet", "checkpoint"))
+    jars, connector = kafka_jars(bench.say), connector_jars(bench.say)
+    bench.say("filling a topic")
+    asyncio.run(fill(data, rows, value_bytes))
     _parquet(files, rows, value_bytes)
-    with session() as spark:
-        prepared = _prepared(spark, rows, value_bytes)
-        ours = spark.read.format("forebay").option("path", str(data)).option("subscribe", "t")
+    with ExitStack() as stack:
+        bench.say("starting Kafka and Spark")
+        server = stack.enter_context(KafkaServer(jars, bench.directory / "kafka"))
+        spark = stack.enter_context(session(spark_jars=connector))
+        server.create_topic("t", PARTITIONS)
+        kafka = Connector(spark, server)
+        prepared = prepared_rows(spark, rows, value_bytes, FILES)
+        options = {"path": str(data), "subscribe": "t"}
+        ours = spark.read.format("forebay").options(**options)
+        bench.say("the same records for Kafka")
+        kafka.write(ours.load().select("key", "value", "partition"), "t")
+        assert kafka.read("t").count() == rows, "Kafka has not got the same records"
 
         def topic() -> float:
             to_nowhere(ours.load())
             return rows
 
+        def topic_on_one_core() -> float:
+            with on_one_core():
+                to_nowhere(ours.load().coalesce(1))
+            return rows
+
         def topic_as_stream() -> float:
-            checkpoint = bench.directory / "checkpoint"
-            reader = spark.readStream.format("forebay").option("path", str(data)).option("subscribe", "t")
-            frame = reader.option("startingOffsets", "earliest").load()
-            query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-            query.trigger(availableNow=True).start().awaitTermination()
-            shutil.rmtree(checkpoint)
+            reader = spark.readStream.format("forebay").options(**options)
+            to_nowhere_as_stream(reader.option("startingOffsets", "earliest").load(), checkpoint)
+            return rows
+
+        def connected(**settings: str) -> float:
+            to_nowhere(kafka.read("t", **settings))
+            return rows
+
+        def connected_as_stream() -> float:
+            to_nowhere_as_stream(kafka.stream("t"), checkpoint)
             return rows
 
         def from_batches() -> float:
@@ -110,39 +123,61 @@ def _variants(bench: Bench, rows: int, value_bytes: int) -> Iterator[Variants]:
             to_nowhere(spark.read.parquet(str(files)))
             return rows
 
-        for warm in (topic, topic_as_stream, from_batches, from_parquet):
-            warm()
+        def without_broker() -> float:
+            return cpu_seconds(aside=server.pid)
+
+        batch, speed = megabytes(job(topic, without_broker), KEY_BYTES + value_bytes + FACTS_BYTES)
         yield {
-            "topic": per_cpu_second(topic),
-            "topic, availableNow": per_cpu_second(topic_as_stream),
-            "prepared batches": per_cpu_second(from_batches),
-            "Parquet in the JVM": per_cpu_second(from_parquet),
-            "topic, by the clock": per_second(topic),
+            "topic": batch,
+            "topic, MB": speed,
+            "topic, availableNow": job(topic_as_stream, without_broker),
+            "prepared batches": job(from_batches, without_broker),
+            "Parquet in the JVM": job(from_parquet, without_broker),
+            "topic, one core": job(topic_on_one_core, without_broker),
+            "connector": job(connected),
+            "connector, large fetches": job(lambda: connected(**LARGE_FETCHES)),
+            "connector, availableNow": job(connected_as_stream),
         }
 
 
 _FIGURES = (
-    Figure("against prepared batches", of="topic", against="prepared batches", target=at_least(1 / 1.3)),
-    Figure("against Parquet", of="topic", against="Parquet in the JVM", target=at_least(1 / 2.2)),
-    Figure("as a stream", of="topic, availableNow", against="prepared batches"),
+    Figure("CPU of the connector and its broker", "topic", "connector", at_most(0.5), measure=Measure.CPU),
+    Figure("rows/s of the connector", "topic", "connector", at_least(2)),
+    Figure(
+        "availableNow: CPU of the connector and its broker",
+        "topic, availableNow",
+        "connector, availableNow",
+        at_most(0.5),
+        measure=Measure.CPU,
+    ),
+    Figure(
+        "availableNow: rows/s of the connector", "topic, availableNow", "connector, availableNow", at_least(2)
+    ),
+    Figure("CPU of prepared batches", "topic", "prepared batches", at_most(1.3), measure=Measure.CPU),
+    Figure("CPU of spark.read.parquet", "topic", "Parquet in the JVM", at_most(2.2), measure=Measure.CPU),
+    Figure("two cores against one", "topic", "topic, one core", at_least(1.7)),
+    Figure("CPU of the connector, large fetches", "topic", "connector, large fetches", measure=Measure.CPU),
+    Figure("MB/s", "topic, MB", measure=Measure.PLAIN),
 )
 
 
 @suite.benchmark(
-    "spark-read-small",
-    "Spark reads a topic of small records for little more than handing over costs.",
+    "spark-read-132",
+    "Spark reads a topic of 132-byte records for half of what its Kafka connector and the broker take.",
     *_FIGURES,
+    jobs=True,
 )
 def spark_read_small(bench: Bench) -> Iterator[Variants]:
-    """Records of 132 bytes with everything."""
+    """Two million small rows."""
     yield from _variants(bench, SMALL_ROWS, SMALL)
 
 
 @suite.benchmark(
-    "spark-read-large",
-    "Spark reads a topic of 1 KiB records for little more than handing over costs.",
+    "spark-read-1k",
+    "Spark reads a topic of 1 KiB records for half of what its Kafka connector and the broker take.",
     *_FIGURES,
+    jobs=True,
 )
 def spark_read_large(bench: Bench) -> Iterator[Variants]:
-    """Records of 1 KiB."""
+    """Half a million rows of 1 KiB."""
     yield from _variants(bench, LARGE_ROWS, LARGE)

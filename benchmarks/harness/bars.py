@@ -28,7 +28,7 @@ def span_of(figure: FigureResult) -> Span:
     """Positions on the axis; all on the line where there is nothing to compare with."""
     if figure.measure is Measure.PLAIN and figure.target is None:
         return 0.0, 0.0, 0.0
-    target = figure.bound() or Target(1.0, is_most=figure.measure is Measure.TIME)
+    target = figure.bound() or Target(1.0, is_most=figure.measure in (Measure.TIME, Measure.CPU))
     lowest, median, highest = (
         _position(target.margin(value)) for value in (figure.lowest, figure.median, figure.highest)
     )

@@ -42,6 +42,9 @@ class Measure(Enum):
     """Rate of the variant over rate of what it is compared with: higher is better."""
     TIME = "time"
     """Time per unit over the time per unit of what it is compared with: lower is better."""
+    CPU = "cpu"
+    """Processor time per unit over that of what it is compared with: lower is better, and busy neighbours
+    disturb it less than time."""
     LEAST_SHARE = "least share"
     """The least lucky process over the mean of all of them: 1 is fair, 0 is starved."""
     PLAIN = "plain"
@@ -101,6 +104,10 @@ class Figure:
         if self.measure is Measure.LEAST_SHARE:
             return _over(min(of.shares, default=0.0), _mean(of.shares))
         against = samples[self.against]
+        if self.measure is Measure.CPU:
+            if of.cpu_us is None or against.cpu_us is None:
+                raise ValueError(f"{self.name}: nobody looked at the processor time")
+            return _over(of.cpu_us, against.cpu_us)
         if self.measure is Measure.TIME:
             return _over(against.rate, of.rate)
         return _over(of.rate, against.rate)

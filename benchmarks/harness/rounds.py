@@ -20,6 +20,9 @@ __all__ = ["FULL", "QUICK", "Plan", "measure", "order"]
 WARM_UP_SHARE = 0.2
 """Part of a turn that each variant runs before the first round, unmeasured: caches, connections, imports."""
 
+JOB_ROUNDS_MAX = 5
+"""Rounds of a benchmark whose turns are whole jobs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -31,6 +34,10 @@ class Plan:
     """How long each variant works in a round; some variants stretch it."""
     slices: int = 1
     """Turns that make up those seconds. At least 1."""
+
+    def of_jobs(self) -> Plan:
+        """For turns that are whole jobs of seconds, however little is asked for: fewer and in one piece."""
+        return Plan(min(self.rounds, JOB_ROUNDS_MAX), self.seconds / self.slices)
 
 
 FULL = Plan(rounds=9, seconds=0.75, slices=3)

@@ -62,6 +62,8 @@ class Benchmark:
     figures: tuple[Figure, ...]
     variants: Callable[[Bench], AbstractContextManager[Variants]]
     """Sets up, gives the variants, tidies up."""
+    jobs: bool = False
+    """Whether a turn is a whole job of seconds: then there are fewer."""
 
 
 class Suite:
@@ -70,13 +72,15 @@ class Suite:
     def __init__(self) -> None:
         self._benchmarks: dict[str, Benchmark] = {}
 
-    def benchmark(self, name: str, claim: str, *figures: Figure) -> Callable[[Function], Function]:
-        """Register the decorated generator function."""
+    def benchmark(
+        self, name: str, claim: str, *figures: Figure, jobs: bool = False
+    ) -> Callable[[Function], Function]:
+        """Register the decorated generator function. `jobs`: its turns are whole jobs of seconds."""
         if name in self._benchmarks:
             raise ValueError(f"there are two benchmarks named {name!r}")
 
         def register(function: Function) -> Function:
-            self._benchmarks[name] = Benchmark(name, claim, figures, contextmanager(function))
+            self._benchmarks[name] = Benchmark(name, claim, figures, contextmanager(function), jobs)
             return function
 
         return register

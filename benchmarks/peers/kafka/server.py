@@ -1,14 +1,9 @@
-"""One Kafka node in KRaft mode, and `ProducerPerformance` against it.
-
-The jars come from Maven once and are kept in the cache beside the other peers, under a digest of the pom.
-"""
+"""One Kafka node in KRaft mode, and `ProducerPerformance` against it."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,18 +12,16 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.harness import CannotMeasure
+from benchmarks.peers.maven import jars_of
 from forebay.testing._servers.ports import free_ports
 from forebay.testing._servers.process import ServerProcess
-from forebay.testing.servers import cache_directory
 
 __all__ = ["KafkaServer", "Performance", "kafka_jars"]
 
 POM = Path(__file__).with_name("pom.xml")
-FETCH_TIMEOUT_S = 600
 TOOL_TIMEOUT_S = 300
 START_TIMEOUT_S = 120
 HEAP = "-Xmx1g"
-_STAMP = "ready"
 _LINE = re.compile(
     r"(\d+) records sent, ([\d.]+) records/sec \(([\d.]+) MB/sec\), ([\d.]+) ms avg latency, ([\d.]+) ms max "
     r"latency, (\d+) ms 50th, (\d+) ms 95th, (\d+) ms 99th, (\d+) ms 99.9th"
@@ -55,28 +48,7 @@ log.retention.check.interval.ms=5000
 
 def kafka_jars(say: Callable[[str], None] = lambda _: None) -> Path:
     """The directory of the jars. Raises `CannotMeasure` where they cannot be had."""
-    if shutil.which("java") is None:
-        raise CannotMeasure("java is not installed, so Kafka cannot run")
-    wanted = hashlib.sha256(POM.read_bytes()).hexdigest()
-    place = cache_directory() / "peers" / f"kafka-{wanted[:12]}"
-    stamp = place / _STAMP
-    if stamp.is_file():
-        return place / "libs"
-    if shutil.which("mvn") is None:
-        raise CannotMeasure("Maven is not installed, so the jars of Kafka cannot be fetched")
-    say("fetching the jars of Kafka")
-    place.mkdir(parents=True, exist_ok=True)
-    shutil.copy(POM, place / "pom.xml")
-    command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"]
-    try:
-        subprocess.run(
-            command, cwd=place, check=True, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        words = str(getattr(error, "stdout", None) or error).strip().splitlines()
-        raise CannotMeasure(f"the jars of Kafka could not be fetched: {words[-1]}") from error
-    stamp.write_text(wanted)
-    return place / "libs"
+    return jars_of(POM, "Kafka", say)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +99,7 @@ class KafkaServer:
         words = ["--create", "--topic", topic, "--partitions", str(partitions)]
         for name, value in settings.items():
             words += ["--config", f"{name.replace('_', '.')}={value}"]
-        self._java("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", self._address, *words)
+        self._java("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", self.address, *words)
 
     def produce(self, topic: str, records: int, record_bytes: int, records_per_s: int = -1) -> Performance:
         """One run of the performance tool, acknowledged by all, which on one node is that node."""
@@ -135,7 +107,7 @@ class KafkaServer:
             "org.apache.kafka.tools.ProducerPerformance",
             *("--topic", topic, "--num-records", str(records), "--record-size", str(record_bytes)),
             *("--throughput", str(records_per_s), "--producer-props"),
-            *(f"bootstrap.servers={self._address}", "acks=all", "linger.ms=5", "batch.size=131072"),
+            *(f"bootstrap.servers={self.address}", "acks=all", "linger.ms=5", "batch.size=131072"),
         )
         lines = [match for match in map(_LINE.search, printed.splitlines()) if match]
         if not lines:
@@ -144,7 +116,13 @@ class KafkaServer:
         return Performance(int(told[0]), _steady(printed, float(told[1])), float(told[5]), float(told[7]))
 
     @property
-    def _address(self) -> str:
+    def pid(self) -> int | None:
+        """The process id, or None while it does not run."""
+        return self._process.pid
+
+    @property
+    def address(self) -> str:
+        """Host and port of the listener."""
         return f"127.0.0.1:{self._port}"
 
     def _java(self, tool: str, *words: str) -> str:
