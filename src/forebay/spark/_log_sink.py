@@ -41,7 +41,7 @@ from forebay.spark._errors import with_hints
 from forebay.spark._options import WRITE, Options
 from forebay.spark._routing import targets
 
-__all__ = ["LogBatchWriter", "LogSinkOptions", "LogStreamWriter"]
+__all__ = ["LogBatchWriter", "LogSinkOptions", "LogStreamWriter", "current_task"]
 
 STAGE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of rows a task gathers for one object."""
@@ -275,7 +275,7 @@ class LogBatchWriter(_Writing, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         """In a task: stage."""
-        return self._stage(iterator, self.name, _task().partitionId())
+        return self._stage(iterator, self.name, current_task().partitionId())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: publish."""
@@ -290,7 +290,7 @@ class LogStreamWriter(_Writing, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         """In a task: stage."""
-        task = _task()
+        task = current_task()
         query = task.getLocalProperty("sql.streaming.queryId")
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
@@ -305,7 +305,8 @@ class LogStreamWriter(_Writing, DataSourceStreamArrowWriter):
         """Nothing: it is called also after a commit that took effect."""
 
 
-def _task() -> Any:
+def current_task() -> Any:
+    """The task that this process runs."""
     task = TaskContext.get()
     assert task is not None, "writers run in tasks"
     return task

@@ -70,6 +70,7 @@ QUIVER_READ: Final = (
 )
 WRITE: Final[Mapping[Engine, tuple[str, ...]]] = {
     "log": ("topic", "partitions", "compression", "writeId"),
+    "buffer": ("manifest", "prefix", "compression", "writeId", "onUnknown"),
 }
 
 

@@ -27,7 +27,7 @@ from forebay.errors import UsageError
 from forebay.spark._columns import LOG_SCHEMA, check_schema
 from forebay.spark._errors import with_hints
 from forebay.spark._log_source import LogBatchReader, LogStreamReader
-from forebay.spark._options import LogOptions, Options
+from forebay.spark._options import WRITE, LogOptions, Options
 
 __all__ = ["ForebaySource"]
 
@@ -120,6 +120,10 @@ class ForebaySource(DataSource):
         """For `df.write`."""
         with with_hints():
             _check_append(overwrite, self._options)
+            if self._options.engine == "buffer":
+                from forebay.spark._buffer_sink import BufferBatchWriter, BufferSinkOptions
+
+                return BufferBatchWriter(BufferSinkOptions.parse(self._options, schema))
             from forebay.spark._log_sink import LogBatchWriter, LogSinkOptions
 
             return LogBatchWriter(LogSinkOptions.parse(self._options, schema))
@@ -128,6 +132,10 @@ class ForebaySource(DataSource):
         """For `df.writeStream`."""
         with with_hints():
             _check_append(overwrite, self._options)
+            if self._options.engine == "buffer":
+                from forebay.spark._buffer_sink import BufferSinkOptions, BufferStreamWriter
+
+                return BufferStreamWriter(BufferSinkOptions.parse(self._options, schema))
             from forebay.spark._log_sink import LogSinkOptions, LogStreamWriter
 
             return LogStreamWriter(LogSinkOptions.parse(self._options, schema))
@@ -136,5 +144,6 @@ class ForebaySource(DataSource):
 def _check_append(overwrite: bool, options: Options) -> None:
     if overwrite:
         raise UsageError("nothing here is overwritten", hint='mode("append") or outputMode("append")')
-    if options.engine != "log":
-        raise UsageError(f"there is no sink into a {options.engine}", hint="write into topics: engine=log")
+    if options.engine not in WRITE:
+        hint = "write into topics (engine=log) or a queue (engine=buffer)"
+        raise UsageError(f"there is no sink into a {options.engine}", hint=hint)
