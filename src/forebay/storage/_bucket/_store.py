@@ -39,12 +39,14 @@ from forebay.storage._bucket._failure import CLIENT_ERRORS, Failure
 from forebay.storage._bucket._listing import info_of, listed, listed_and_sorted
 from forebay.storage._bucket._put import TOKEN_ATTRIBUTE, Writer
 from forebay.storage._bucket._ranges import fetch_ranges
+from forebay.storage._bucket._rest import rest_at_exit
 from forebay.storage._bucket._url import BucketUrl, parse_bucket_url
 from forebay.storage._handle import Handle
 
 __all__ = ["BucketStore", "open_bucket"]
 
 T = TypeVar("T")
+rest_at_exit()
 
 DEFAULT_POLICY = RetryPolicy(attempts_max=6, base_ms=50, cap_ms=2_000, deadline_ms=30_000)
 """How often and how long a request is tried again."""
