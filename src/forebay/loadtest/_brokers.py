@@ -1,4 +1,8 @@
-"""The brokers of a run: started as processes of their own, sampled, killed or stopped by their own ids."""
+"""The brokers of a run: started as processes of their own, sampled, killed or stopped by their own ids.
+
+A stack that was started by one command is stopped by another, from the process ids in `stack.json`. An id may
+belong to somebody else by then, so a process is only ended where its command line is that of our broker.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from typing import Any
 from forebay.client.aio import Client
 from forebay.errors import ForebayError, Unavailable
 from forebay.formats.http_messages import PATHS
+from forebay.loadtest._machine import process_counters
 
 __all__ = ["BrokerRun", "start_broker"]
 
@@ -23,8 +28,8 @@ START_S_MAX = 120.0
 """Seconds until a broker must say its address."""
 STOP_S_MAX = 30.0
 """Seconds a broker has to stop before it is killed."""
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+LOOK_S = 0.05
+"""Seconds between two looks at a process that is not our child."""
 
 
 @dataclass(slots=True)
@@ -34,6 +39,9 @@ class BrokerRun:
     name: str
     url: str
     process: asyncio.subprocess.Process | None = None
+    """Where this program started it."""
+    pid: int | None = None
+    """Where another one did, or this one; None: it was there before, and is not ours."""
     killed: bool = False
     last: dict[str, Any] = field(default_factory=dict)
     """The last metrics it told."""
@@ -45,27 +53,54 @@ class BrokerRun:
             async with Client(self.url) as client:
                 self.last = await client.session.get(PATHS.METRICS, dict)
                 found |= {"alive": True, **_totals(self.last)}
-        if self.process is not None and self.process.returncode is None:
-            found |= _process(self.process.pid)
+        if self.pid is not None and self.runs:
+            found |= process_counters(self.pid)
         return found
+
+    @property
+    def records(self) -> int:
+        """Records that it has counted as appended, as last told."""
+        return int(self.last.get("wal", {}).get("records") or 0)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there, and is the one we mean."""
+        if self.process is not None:
+            return self.process.returncode is None
+        return self.pid is not None and _is_broker(self.pid, self.name)
 
     async def kill(self) -> None:
         """SIGKILL: no goodbye."""
-        if self.process is not None and self.process.returncode is None:
+        if self.runs:
             self.killed = True
-            self.process.kill()
-            await self.process.wait()
+            await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL where that takes too long."""
-        if self.process is None or self.process.returncode is not None:
-            return
-        self.process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self.process.wait(), STOP_S_MAX)
+            await asyncio.wait_for(self._end(signal.SIGTERM), STOP_S_MAX)
         except TimeoutError:
-            self.process.kill()
-            await self.process.wait()
+            await self._end(signal.SIGKILL)
+
+    async def _end(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            if self.process.returncode is None:
+                self.process.send_signal(number)
+                await self.process.wait()
+            return
+        if self.pid is not None and self.runs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+            while self.runs:  # noqa: ASYNC110 - no child of ours, so nobody tells
+                await asyncio.sleep(LOOK_S)
+
+
+def _is_broker(pid: int, name: str) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    return "serve" in words and name in words and "forebay.cli" in words
 
 
 async def start_broker(
@@ -96,7 +131,7 @@ async def start_broker(
         await process.wait()
         tail = await asyncio.to_thread(log.read_text, errors="replace")
         raise Unavailable(f"{name} did not start: {tail[-300:].strip()}", hint=f"see {log.name}") from error
-    return BrokerRun(name, url, process)
+    return BrokerRun(name, url, process, process.pid)
 
 
 def _totals(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -109,15 +144,14 @@ def _totals(metrics: dict[str, Any]) -> dict[str, Any]:
         "blobs": metrics.get("wal", {}).get("blobs"),
         "pending_bytes": batcher.get("pending_bytes"),
         "commits": batcher.get("commits"),
+        "coordination_requests": _sum(metrics.get("coordination", {}).get("requests")),
+        "store_requests": _sum(metrics.get("store", {}).get("requests", {}).get("total")),
         "request_dollars": billing.get("request_dollars"),
     }
 
 
-def _process(pid: int) -> dict[str, float]:
-    """CPU seconds and resident bytes, on Linux."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return {}
-    ticks = int(fields[11]) + int(fields[12])
-    return {"cpu_s": ticks / TICKS_PER_S, "rss_bytes": int(fields[21]) * PAGE_BYTES}
+def _sum(series: Any) -> float:
+    """Of a family with labels, or the one value of one without."""
+    if isinstance(series, list):
+        return sum(float(each["value"]) for each in series)
+    return float(series or 0)

@@ -28,8 +28,10 @@ svg .rule{stroke:var(--rule);stroke-width:1}pre{white-space:pre-wrap}
 Line = tuple[str, Sequence[tuple[float, float]]]
 
 
-def html_report(summary: dict[str, Any], samples: Sequence[dict[str, Any]]) -> str:
-    """The page of a run."""
+def html_report(
+    summary: dict[str, Any], samples: Sequence[dict[str, Any]], brokers: Sequence[dict[str, Any]]
+) -> str:
+    """The page of a run, from its summary and the samples of clients and brokers."""
     account, client = summary["reconciliation"], summary["client"]
     verdict = (
         '<p class="good">Reconciliation exact: what clients were told, what brokers counted and what is '
@@ -46,7 +48,14 @@ def html_report(summary: dict[str, Any], samples: Sequence[dict[str, Any]]) -> s
         ("failed / unknown", f"{account['records_failed']:,} / {account['records_unknown']:,}"),
         ("in the log", f"{account['records_in_log']:,} records"),
         *((name, f"{client['latency_ms'][name]:.1f} ms") for name in ("p50", "p95", "p99", "p999", "max")),
-        ("generator CPU", f"{client['cpu_share']:.0%} of {client['processes']} processes"),
+        ("generator CPU", f"{client['cpu_share']:.0%} of a core, busiest of {client['processes']} processes"),
+        *(
+            (
+                f"memory of {name}",
+                f"{_mib(each['settled_bytes'])} settled, {_mib(each['end_bytes'])} at the end",
+            )
+            for name, each in summary["memory"].items()
+        ),
     ]
     table = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in rows
@@ -55,7 +64,8 @@ def html_report(summary: dict[str, Any], samples: Sequence[dict[str, Any]]) -> s
         ("Throughput", line_chart(_throughput(samples), "MB/s")),
         ("Latency over time", line_chart(_latency(samples), "ms")),
         ("Latency by percentile", line_chart(_percentiles(client["percentiles_ms"]), "ms", "nines")),
-        ("Brokers: processor time", line_chart(_brokers(summary["broker_samples"]), "cores")),
+        ("Brokers: processor time", line_chart(_brokers(brokers), "cores")),
+        ("Brokers: memory", line_chart(_memory(brokers), "MiB")),
     ]
     body = "".join(f"<h2>{name}</h2>{chart}" for name, chart in charts)
     name = html.escape(summary["run"])
@@ -94,6 +104,18 @@ def _brokers(samples: Sequence[dict[str, Any]]) -> list[Line]:
             lines.setdefault(name, []).append((each["t_s"], share))
         last[name] = (each["t_s"], now)
     return list(lines.items())
+
+
+def _memory(samples: Sequence[dict[str, Any]]) -> list[Line]:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for each in samples:
+        if "rss_bytes" in each and each["t_s"] >= 0:
+            lines.setdefault(each["broker"], []).append((each["t_s"], each["rss_bytes"] / 2**20))
+    return list(lines.items())
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:,.0f} MiB"
 
 
 def line_chart(lines: Sequence[Line], unit: str, across: str = "s") -> str:

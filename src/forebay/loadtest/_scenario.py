@@ -63,6 +63,10 @@ class Scenario:
     """Records of a request. 1 to 100,000."""
     rate_bytes_per_s: int = 0
     """Bytes of records offered in all, as a steady rate; 0: as much as is answered."""
+    peak_share: float = 0.0
+    """In place of `rate_bytes_per_s`: offer this share of the peak, which is measured first. 0 (off) to 1."""
+    peak_s: float = 15.0
+    """Seconds for which the peak is measured. Above 0."""
     processes: int = 1
     """Generator processes. 1 to 64."""
     streams: int = 8
@@ -75,6 +79,8 @@ class Scenario:
     """Seconds between two samples of clients and brokers. Above 0."""
     kills: list[Kill] = field(default_factory=list)
     """Brokers that die."""
+    keep: bool = False
+    """Whether started brokers go on after the run, until `forebay bench down`."""
 
     def __post_init__(self) -> None:
         _check(
@@ -91,8 +97,10 @@ class Scenario:
             ("streams", 1, 250),
         ):
             _check(low <= getattr(self, name) <= high, name, getattr(self, name))
-        for name in ("duration_s", "give_up_s", "sample_s"):
+        for name in ("duration_s", "give_up_s", "sample_s", "peak_s"):
             _check(getattr(self, name) > 0, name, getattr(self, name))
+        _check(0 <= self.peak_share <= 1, "peak_share", self.peak_share)
+        _check(not (self.peak_share and self.rate_bytes_per_s), "peak_share", "given beside rate_bytes_per_s")
         _check(self.selection in ("round_robin", "least_inflight"), "selection", self.selection)
         _check(self.body in ("frame", "json"), "body", self.body)
         for kill in self.kills:
@@ -102,6 +110,14 @@ class Scenario:
     def request_bytes(self) -> int:
         """Bytes of the records of one request."""
         return self.record_bytes * self.records_per_request
+
+    @classmethod
+    def from_resolved(cls, found: object) -> Scenario:
+        """The scenario that `resolved` told."""
+        try:
+            return msgspec.convert(found, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"this is no resolved scenario: {error}") from error
 
     def resolved(self) -> dict[str, Any]:
         """Every setting, with its value."""
