@@ -132,6 +132,18 @@ async def test_append_through_another_broker_ends_a_long_poll(tmp_path: Path, sh
         await wire.close()
 
 
+async def test_a_tail_directory_left_by_another_log_serves_none_of_its_records(tmp_path: Path) -> None:
+    async with serving(tail_cache_dir=tmp_path / "tail") as (_, client):
+        for value in ("old 1", "old 2", "old 3"):
+            await client.produce("t", 0, [value])
+    async with serving(tail_cache_dir=tmp_path / "tail") as (_, client):
+        await client.produce("t", 0, ["new"])
+        [result] = (await client.consume("t", 0, 1)).json()["results"]
+        assert [record["value"] for record in result["records"]] == ["new"]
+        [result] = (await client.consume("t", 0, 2)).json()["results"]
+        assert result["records"] == []
+
+
 async def test_own_appends_are_read_from_the_tail() -> None:
     async with serving() as (broker, client):
         await client.produce("t", 0, ["a", "b"])

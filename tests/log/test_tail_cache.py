@@ -15,7 +15,7 @@ from tests.log.hand_log import HandLog, numbered
 from tests.log.writing import writer_of
 
 from forebay.coordination import MemoryCoordinator
-from forebay.errors import UsageError
+from forebay.errors import StorageDamaged, UsageError
 from forebay.formats import tail_file
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.kit.clock import SystemClock
@@ -24,18 +24,22 @@ from forebay.log import (
     AppendGroup,
     FetchedBatch,
     LogReader,
+    LogWriter,
     MemoryTailCache,
     OffsetOutOfRange,
     ReadRequest,
     TailCache,
     UnknownTopic,
+    log_identity,
 )
+from forebay.log._keys import CATALOG_PARTITION_KEY, IDENTITY_KEY
 from forebay.log._tail_cache import TailCacheConfig
 from forebay.log._tail_cache_files import FileTailCache
-from forebay.log._tail_writer import TailFedWriter
 from forebay.log._trim import Trimmer
 from forebay.storage import MemoryStore
 from forebay.testing import Actor, Faults, World, run_seeds, seeds
+
+LOG = "0123456789abcdef" * 2
 
 
 class Clock(SystemClock):
@@ -65,7 +69,7 @@ def make(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> Make:
         return MemoryTailCache(clock, TailCacheConfig(**config))
 
     def files(**config: int) -> TailCache:
-        return FileTailCache(tmp_path / "tail", clock, IdSource(), TailCacheConfig(**config))
+        return FileTailCache(tmp_path / "tail", clock, IdSource(), TailCacheConfig(**config), log=LOG)
 
     return memory if request.param == "memory" else files
 
@@ -201,7 +205,7 @@ def test_configuration_outside_its_ranges_is_refused() -> None:
 
 
 def files_of(directory: Path) -> list[Path]:
-    return sorted((directory / "tail" / "orders" / "0").glob("*.tail"))
+    return sorted((directory / "tail" / LOG / "orders" / "0").glob("*.tail"))
 
 
 def test_two_processes_share_what_one_of_them_wrote(tmp_path: Path) -> None:
@@ -211,15 +215,15 @@ def test_two_processes_share_what_one_of_them_wrote(tmp_path: Path) -> None:
         "from forebay.kit.clock import SystemClock\n"
         "from forebay.kit.ids import IdSource\n"
         "from forebay.log._tail_cache_files import FileTailCache\n"
-        "cache = FileTailCache(sys.argv[1], SystemClock(), IdSource())\n"
+        f"cache = FileTailCache(sys.argv[1], SystemClock(), IdSource(), log={LOG!r})\n"
         "cache.committed('orders', 0, 1, BytesBatch.of([b'1', b'2']), 1000)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "tail")], check=True, timeout=60)
-    assert read(FileTailCache(tmp_path / "tail", SystemClock(), IdSource()), 1) == numbered(1, 2)
+    assert read(FileTailCache(tmp_path / "tail", SystemClock(), IdSource(), log=LOG), 1) == numbered(1, 2)
 
 
 def test_a_trim_seen_by_one_process_is_respected_by_the_others(tmp_path: Path) -> None:
-    writer, reader = (FileTailCache(tmp_path / "tail", SystemClock(), IdSource()) for _ in range(2))
+    writer, reader = (FileTailCache(tmp_path / "tail", SystemClock(), IdSource(), log=LOG) for _ in range(2))
     put(writer, 1, 4)
     writer.saw_control("orders", 0, 3, 5, asked_at=0.0)
     assert read(reader, 2) is None
@@ -228,7 +232,7 @@ def test_a_trim_seen_by_one_process_is_respected_by_the_others(tmp_path: Path) -
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign", "renamed"])
 def test_a_torn_or_foreign_file_is_a_miss(tmp_path: Path, damage: str) -> None:
-    cache = FileTailCache(tmp_path / "tail", SystemClock(), IdSource())
+    cache = FileTailCache(tmp_path / "tail", SystemClock(), IdSource(), log=LOG)
     put(cache, 1, 3)
     [path] = files_of(tmp_path)
     data = bytearray(path.read_bytes())
@@ -250,9 +254,9 @@ def test_a_torn_or_foreign_file_is_a_miss(tmp_path: Path, damage: str) -> None:
 
 def test_names_that_are_no_batches_are_ignored_and_drafts_are_swept(tmp_path: Path) -> None:
     clock = Clock()
-    cache = FileTailCache(tmp_path / "tail", clock, IdSource())
+    cache = FileTailCache(tmp_path / "tail", clock, IdSource(), log=LOG)
     put(cache, 1, 3)
-    folder = tmp_path / "tail" / "orders" / "0"
+    folder = tmp_path / "tail" / LOG / "orders" / "0"
     for name in ("x", "1-2", "1-x.tail", "00000000000000000001-0.tail", ".draft"):
         (folder / name).write_bytes(b"left behind")
     assert read(cache, 1) == numbered(1, 3)
@@ -262,34 +266,81 @@ def test_names_that_are_no_batches_are_ignored_and_drafts_are_swept(tmp_path: Pa
 
 
 def test_what_is_not_ours_in_the_directory_neither_stops_a_sweep_nor_a_forgetting(tmp_path: Path) -> None:
-    cache = FileTailCache(tmp_path, SystemClock(), IdSource(), TailCacheConfig(bytes_max=1 << 20))
+    cache = FileTailCache(tmp_path, SystemClock(), IdSource(), TailCacheConfig(bytes_max=1 << 20), log=LOG)
     put(cache, 1, 2)
-    foreign = [tmp_path / "README", tmp_path / "orders" / "notes", tmp_path / "orders" / "0" / "folder"]
+    topic = tmp_path / LOG / "orders"
+    foreign = [tmp_path / "README", topic / "notes", topic / "0" / "folder"]
     foreign[0].write_text("?")
     foreign[1].write_text("?")
     foreign[2].mkdir()
-    (tmp_path / "orders" / "lost+found").mkdir()
+    (topic / "lost+found").mkdir()
+    (tmp_path / "lost+found").mkdir()
     assert cache.sweep() > 0
     cache.forget("orders")
     assert read(cache, 1) is None and all(path.exists() for path in foreign)
 
 
-def test_the_directory_stays_within_its_bound(tmp_path: Path) -> None:
-    cache = FileTailCache(tmp_path / "tail", SystemClock(), IdSource(), TailCacheConfig(bytes_max=10_000))
+def test_the_directory_stays_within_its_bound_also_with_files_smaller_than_a_block(tmp_path: Path) -> None:
+    config = TailCacheConfig(bytes_max=64 * 4096)
+    cache = FileTailCache(tmp_path / "tail", SystemClock(), IdSource(), config, log=LOG)
     for start in range(1, 1_001, 2):
         put(cache, start, 2)
-    assert sum(path.stat().st_size for path in files_of(tmp_path)) <= 10_000 * 17 // 16 + 200
+    assert 60 <= len(files_of(tmp_path)) <= 64 * 17 // 16
+
+
+def test_a_directory_shared_with_another_log_serves_nothing_of_it_and_stays_bounded(tmp_path: Path) -> None:
+    config = TailCacheConfig(bytes_max=64 * 4096)
+    names = "a" * 32, "b" * 32
+    ours, theirs = (
+        FileTailCache(tmp_path / "tail", SystemClock(), IdSource(), config, log=name) for name in names
+    )
+    for start in range(1, 201, 2):
+        put(theirs, start, 2)
+    assert read(ours, 199) is None and ours.known_next("orders", 0) is None
+    for start in range(1, 201, 2):
+        put(ours, start, 2)
+    assert read(ours, 199) == numbered(199, 2)
+    assert len(list((tmp_path / "tail").rglob("*.tail"))) <= 64 * 17 // 16
+
+
+def test_files_from_before_the_clock_was_set_back_are_neither_served_nor_kept(tmp_path: Path) -> None:
+    clock = Clock()
+    cache = FileTailCache(tmp_path / "tail", clock, IdSource(), log=LOG)
+    put(cache, 1, 3)
+    assert read(cache, 1) == numbered(1, 3)
+    clock.ahead_s = -3_600
+    assert read(cache, 1) is None
+    assert cache.sweep() == 0
+
+
+async def test_a_log_has_one_name_and_a_log_made_anew_another() -> None:
+    async def named(coordinator: MemoryCoordinator) -> str:
+        parts = {"clock": SystemClock(), "ids": IdSource(), "randomness": random.Random(1)}
+        return await log_identity(coordinator, **parts)  # type: ignore[arg-type]
+
+    one, other = MemoryCoordinator(), MemoryCoordinator()
+    assert len(set(await asyncio.gather(*(named(one) for _ in range(5))))) == 1
+    assert await named(one) != await named(other)
+    await other.put(IDENTITY_KEY, b"../../etc", partition_key=CATALOG_PARTITION_KEY)
+    with pytest.raises(StorageDamaged):
+        await named(other)
+
+
+def test_the_name_of_a_log_cannot_lead_out_of_the_directory(tmp_path: Path) -> None:
+    for name in ("", "..", "a/b", "/etc"):
+        with pytest.raises(UsageError):
+            FileTailCache(tmp_path / "tail", SystemClock(), IdSource(), log=name)
 
 
 def test_a_directory_that_cannot_be_written_does_not_fail_an_append(tmp_path: Path) -> None:
-    cache = FileTailCache(tmp_path / "tail", SystemClock(), IdSource())
-    (tmp_path / "tail" / "orders").write_bytes(b"a file where a directory should be")
+    cache = FileTailCache(tmp_path / "tail", SystemClock(), IdSource(), log=LOG)
+    (tmp_path / "tail" / LOG / "orders").write_bytes(b"a file where a directory should be")
     put(cache, 1, 3)
     assert read(cache, 1) is None
 
 
 def test_a_topic_cannot_lead_out_of_the_directory(tmp_path: Path) -> None:
-    cache = FileTailCache(tmp_path / "tail", SystemClock(), IdSource())
+    cache = FileTailCache(tmp_path / "tail", SystemClock(), IdSource(), log=LOG)
     with pytest.raises(UsageError):
         cache.read(ReadRequest("../escape", 0, 1), 100)
 
@@ -318,33 +369,37 @@ def test_a_tail_read_that_hits_costs_no_request() -> None:
     World(seed=1).run(main)
 
 
-def parts(me: Actor, cache: TailCache | None) -> tuple[TailFedWriter, LogReader]:
-    writer = TailFedWriter(me.store, me.coordinator, clock=me.clock, ids=me.ids, randomness=me.random)
-    writer.tail_cache = cache
+def parts(me: Actor, cache: TailCache | None) -> tuple[LogWriter, LogReader]:
+    writer = LogWriter(
+        me.store, me.coordinator, clock=me.clock, ids=me.ids, randomness=me.random, tail_cache=cache
+    )
     reader = LogReader(me.store, me.coordinator, clock=me.clock, randomness=me.random, tail_cache=cache)
     return writer, reader
 
 
-async def test_cached_records_are_exactly_what_the_log_returns() -> None:
+async def test_cached_records_are_exactly_what_the_log_returns(make: Make) -> None:
     log = HandLog()
-    clock, randomness = SystemClock(), random.Random(1)
-    writer = TailFedWriter(log.store, log.coordinator, clock=clock, ids=IdSource(), randomness=randomness)
-    cache = writer.tail_cache = MemoryTailCache(clock)
+    cache = make()
+    writer = LogWriter(
+        log.store,
+        log.coordinator,
+        clock=SystemClock(),
+        ids=IdSource(),
+        randomness=random.Random(1),
+        tail_cache=cache,
+    )
     plain = AppendGroup.of("orders", 0, [b"a", b"b"], keys=[b"k", None], headers=[{"h": b"1"}, None])
     timed = AppendGroup.of("orders", 0, [b"c"], timestamps_ms=[5])
     await writer.append_shared([plain, plain])
     await writer.append_shared([timed])
-    await writer.append_shared([plain, timed])  # times filled in by the merge: not cached
+    await writer.append_shared([plain, timed])  # Times are filled in where they are joined.
     await writer.append_shared([plain])
     found = await log.reader(cache=cache).read("orders", 0, 1)
     assert found.from_cache
-    assert found.next_offset == 6
-    direct = await log.reader().read("orders", 0, 1, max_records=5)
+    assert found.next_offset == 11
+    direct = await log.reader().read("orders", 0, 1)
+    assert not direct.from_cache
     assert _table(found.batches) == _table(direct.batches)
-    assert not (await log.reader(cache=cache).read("orders", 0, 6)).from_cache
-    last = await log.reader(cache=cache).read("orders", 0, 9)
-    assert last.from_cache
-    assert _table(last.batches) == _table((await log.reader().read("orders", 0, 9)).batches)
 
 
 def _table(batches: list[FetchedBatch]) -> list[dict[str, object]]:
@@ -448,7 +503,7 @@ def test_readers_with_caches_agree_with_the_log_under_faults() -> None:
 
 
 def test_files_leave_no_descriptor_open(tmp_path: Path) -> None:
-    cache = FileTailCache(tmp_path / "tail", SystemClock(), IdSource())
+    cache = FileTailCache(tmp_path / "tail", SystemClock(), IdSource(), log=LOG)
     put(cache, 1, 3)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(50):

@@ -33,6 +33,13 @@ class CountingCoordinator(Coordinator):
         self._counts["get"].inc()
         return await self._inner.get_many(keys)
 
+    async def get_and_ceiling(
+        self, key: str, start: str, *, partition_key: str
+    ) -> tuple[Record | None, Record | None]:
+        """As the one inside."""
+        self._counts["lookup"].inc()
+        return await self._inner.get_and_ceiling(key, start, partition_key=partition_key)
+
     async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:
         """As the one inside."""
         self._counts["write"].inc()

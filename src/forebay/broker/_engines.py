@@ -6,12 +6,15 @@ unless it shares one with its neighbours.
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
 from forebay._connect import Parts
 from forebay.broker._config import BrokerConfig
 from forebay.broker._counting import CountingCoordinator
 from forebay.broker._follow import Followers, HeardTail
 from forebay.broker._stored import Stored
-from forebay.errors import Unsupported
+from forebay.errors import ForebayError, Unsupported
 from forebay.kit.service import Service, ServiceGroup
 from forebay.log import (
     BatchingProducer,
@@ -27,16 +30,18 @@ from forebay.log import (
     LogWriter,
     MemoryTailCache,
     Retention,
-    TailCache,
     Trimmed,
     Trimmer,
+    log_identity,
 )
 
 __all__ = ["Engines"]
 
+_log = logging.getLogger(__name__)
+
 
 class Engines:
-    """Everything a handler may need. Opened by `start`, which contacts nobody."""
+    """Everything a handler may need. `start` contacts nobody, but to ask for the name of a shared tail."""
 
     def __init__(self, parts: Parts, config: BrokerConfig) -> None:
         self.parts = parts
@@ -47,7 +52,7 @@ class Engines:
         self.stored = Stored(self.store, parts.metrics, clock=parts.clock, interval_ms=config.storage_scan_ms)
         self.coordinator = CountingCoordinator(parts.coordinator, parts.metrics)
         shared = config.tail_cache_dir is not None
-        self.tail = HeardTail(self._tail_cache())
+        self.tail = HeardTail(MemoryTailCache(parts.clock, config.tail_cache))
         clock, randomness = parts.clock, parts.randomness
         self.reader = LogReader(
             self.store,
@@ -102,11 +107,17 @@ class Engines:
         self.compactor = self._compactor()
         self._services: ServiceGroup | None = None
 
-    def _tail_cache(self) -> TailCache:
-        directory = self.config.tail_cache_dir
-        if directory is None:
-            return MemoryTailCache(self.clock, self.config.tail_cache)
-        return FileTailCache(directory, self.clock, self.parts.ids, self.config.tail_cache)
+    async def _share_tail(self, directory: Path) -> None:
+        """Keep the tail in files, under the name of this log: others may use the directory as well."""
+        parts = self.parts
+        try:
+            log = await log_identity(
+                self.coordinator, clock=parts.clock, ids=parts.ids, randomness=parts.randomness
+            )
+        except ForebayError as error:
+            _log.warning("the tail stays in this process: %s (%s)", error.message, error.hint)
+            return
+        self.tail.inner = FileTailCache(directory, self.clock, parts.ids, self.config.tail_cache, log=log)
 
     def _compactor(self) -> Compactor:
         parts = self.parts
@@ -129,6 +140,8 @@ class Engines:
 
     async def start(self) -> None:
         """Begin what runs in the background."""
+        if self.config.tail_cache_dir is not None:
+            await self._share_tail(self.config.tail_cache_dir)
         if "write" in self.config.roles:
             self._producer = BatchingProducer(self.writer, clock=self.clock, config=self.config.producer)
             await self._producer.start()

@@ -23,6 +23,7 @@ from forebay.log._group_consumer import GroupConsumer
 from forebay.log._group_member import GroupConfig, GroupMember
 from forebay.log._group_records import GenerationFenced, GroupBusy, GroupOffset, MemberRecord, TopicPartition
 from forebay.log._groups import GroupDescription, GroupLag, GroupReset, Groups
+from forebay.log._identity import log_identity
 from forebay.log._positions import Positions, PositionsSeen, Span
 from forebay.log._reader import LogReader
 from forebay.log._resolve import PartitionOffsets
@@ -30,7 +31,6 @@ from forebay.log._retention import Retention, RetentionReport
 from forebay.log._staged import Publications, Published, StagedAppend, stage
 from forebay.log._tail_cache import MemoryTailCache, TailCache, TailCacheConfig
 from forebay.log._tail_cache_files import FileTailCache
-from forebay.log._tail_writer import TailFedWriter
 from forebay.log._topics import Catalog, Topic, TopicDeleted, TopicExists, TopicSettings
 from forebay.log._trim import Trimmed, Trimmer
 from forebay.log._vacuum import Vacuum, VacuumConfig, VacuumReport
@@ -90,7 +90,6 @@ __all__ = [
     "StagedAppend",
     "TailCache",
     "TailCacheConfig",
-    "TailFedWriter",
     "Topic",
     "TopicDeleted",
     "TopicExists",
@@ -106,6 +105,7 @@ __all__ = [
     "VerifyReport",
     "WriterConfig",
     "explain",
+    "log_identity",
     "partition_of",
     "route",
     "stage",

@@ -7,6 +7,7 @@
     llog/{topic}/partitions/{partition}/index/{end:020d}         one entry per append or compacted range
     llog-catalog/topics/{topic}                                  topics and their settings
     llog-catalog/groups/{group}                                  names of consumer groups
+    llog-catalog/meta/identity                                   a random name that tells this log from others
     llog-groups/{group}/meta/state                               generation, members and who has what
     llog-groups/{group}/members/{member}                         a live member, ephemeral
     llog-groups/{group}/offsets/{topic}:{partition:05d}          how far the group has come, and its owner
@@ -32,6 +33,7 @@ from forebay.errors import StorageDamaged, UsageError
 
 __all__ = [
     "CATALOG_PARTITION_KEY",
+    "IDENTITY_KEY",
     "OFFSET_DIGITS",
     "PARTITION_MAX",
     "ROOT",
@@ -54,6 +56,7 @@ CATALOG: Final = "llog-catalog"
 GROUPS: Final = "llog-groups"
 CATALOG_PARTITION_KEY: Final = "llog-catalog"
 """Topics are few and listed as a whole: they all live on one shard."""
+IDENTITY_KEY: Final = f"{CATALOG}/meta/identity"
 OFFSET_DIGITS: Final = 20
 TOPIC_CHARS_MAX: Final = 200
 """Longest topic name."""

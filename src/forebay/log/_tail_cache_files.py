@@ -1,16 +1,20 @@
 """The tail cache of one machine: files in a directory that its processes share.
 
-    DIR/{topic}/{partition}/{start:020d}-{count}.tail   one committed append, see `formats.tail_file`
-    DIR/{topic}/{partition}/earliest                    highest start of the log that anybody here has seen
-    DIR/pulse                                           new with every append: what waiting readers look at
+    DIR/{log}/{topic}/{partition}/{start:020d}-{count}.tail   one committed append, see `formats.tail_file`
+    DIR/{log}/{topic}/{partition}/earliest         highest start of the log that anybody here has seen
+    DIR/{log}/pulse                                new with every append: what waiting readers look at
+
+The first level is the name of the log (`log_identity`): another deployment that was given the same directory,
+or a log that was removed and made anew in the same place, has the same topics and offsets and other records.
 
 A writer process puts a file, a reader process finds it by its name and believes only what is inside. Files
 appear by rename, so a reader sees a whole file or none; one that is damaged all the same, by a full disk or a
 crash of the machine, fails its checksum and is a miss. Nothing is synced: the cache may vanish at any moment.
 
 The rules of what a hit may not hide are those of the cache in memory (`_tail_cache`). Each process sweeps
-after having written a sixteenth of the bound: too old or too much goes, oldest first. The directory is
-therefore over the bound by a sixteenth per process at most.
+after having written a sixteenth of the bound: too old or too much goes, oldest first, whichever log it
+belongs to. The directory is therefore over the bound by a sixteenth per process at most. A file counts as the
+blocks it takes, so that the bound holds for many small appends, too: on the disk, and for the listings.
 
 File calls are made on the event loop. They are few, small, and nearly always answered by the page cache; put
 the directory on a RAM disk where that is not good enough.
@@ -26,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from forebay.errors import FormatError
+from forebay.errors import FormatError, UsageError
 from forebay.formats import tail_file
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.formats.tail_file import TailHeader
@@ -44,7 +48,10 @@ SWEEPS_PER_BOUND: Final = 16
 PULSE_POLL_S: Final = 0.02
 """Seconds between two looks of a waiting reader."""
 CLOCK_SLACK_MS: Final = 1_000
-"""Milliseconds by which a file must be older than a control record that contradicts it."""
+"""Milliseconds by which a file must be older than a control record that contradicts it. A file that is
+younger than now by more than this was written before the clock was set back: nobody knows its age."""
+BLOCK_BYTES: Final = 4096
+"""What a file takes on the disk at least, and a multiple of which it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +74,14 @@ class FileTailCache(TailCache):
         clock: Clock,
         ids: IdSource,
         config: TailCacheConfig | None = None,
+        *,
+        log: str,
     ) -> None:
-        self._directory = Path(directory)
+        """`log`: which log this is, as `log_identity` tells."""
+        if not (log.isascii() and log.isalnum()):
+            raise UsageError(f"{log!r} is no name of a log", hint="`log_identity` tells it")
+        self._shared = Path(directory)
+        self._directory = self._shared / log
         self._clock = clock
         self._ids = ids
         self._config = config or TailCacheConfig()
@@ -90,14 +103,14 @@ class FileTailCache(TailCache):
             msg_count=len(batch),
             time_ms=time_ms,
         )
-        data = tail_file.encode(header, batch)
-        if len(data) > self._config.bytes_max:
-            return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, FormatError):
+            data = tail_file.encode(header, batch)
+            if _on_disk(len(data)) > self._config.bytes_max:
+                return
             folder = self._folder(topic, partition)
             folder.mkdir(parents=True, exist_ok=True)
             self._put(folder / f"{start_offset:020d}-{len(batch)}{SUFFIX}", data)
-            self._written += len(data)
+            self._written += _on_disk(len(data))
             if self._written * SWEEPS_PER_BOUND >= self._config.bytes_max:
                 self._written = 0
                 self.sweep()
@@ -149,7 +162,7 @@ class FileTailCache(TailCache):
     def _load(self, file: _File, request: ReadRequest) -> FetchedBatch | None:
         """The batch of a file, if it is what its name says and young enough."""
         try:
-            if self._clock.now_ms() - _modified_ms(file.path) >= self._config.age_max_ms:
+            if self._is_old(self._clock.now_ms() - _modified_ms(file.path)):
                 return None
             header, batch = tail_file.decode(file.path.read_bytes())
         except (OSError, FormatError):
@@ -158,6 +171,9 @@ class FileTailCache(TailCache):
         if (header.topic, header.partition, header.start_offset, header.msg_count) != named:
             return None
         return FetchedBatch(header.topic, header.partition, header.start_offset, batch, header.time_ms)
+
+    def _is_old(self, age_ms: float) -> bool:
+        return not -CLOCK_SLACK_MS < age_ms < self._config.age_max_ms
 
     def _trusted(self, request: ReadRequest) -> bool:
         """Whether the offset is the end of the log, as far as is known and for as long as that is trusted."""
@@ -226,13 +242,12 @@ class FileTailCache(TailCache):
         for path in self._every_file():
             with contextlib.suppress(OSError):
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
+                found.append((status.st_mtime, _on_disk(status.st_size), path))
         found.sort()
         left = sum(size for _, size, _ in found)
         for modified, size, path in found:
-            old = now_ms - modified * 1000 >= self._config.age_max_ms
-            if not old and left <= self._config.bytes_max:
-                break
+            if left <= self._config.bytes_max and not self._is_old(now_ms - modified * 1000):
+                continue
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
                 left -= size
@@ -240,7 +255,7 @@ class FileTailCache(TailCache):
 
     def _every_file(self) -> Iterator[Path]:
         """Batches, and drafts that a crash left behind."""
-        for topic in _entries(self._directory):
+        for topic in (topic for log in _entries(self._shared) for topic in _entries(log)):
             for folder in _partition_folders(topic):
                 yield from (path for path in _entries(folder) if path.name != "earliest")
 
@@ -296,6 +311,11 @@ def _parsed(folder: Path, name: str) -> _File | None:
     if not dash or suffix != SUFFIX or not (start.isdecimal() and count.isdecimal()) or int(count) < 1:
         return None
     return _File(int(start), int(count), folder / name)
+
+
+def _on_disk(size: int) -> int:
+    """Bytes of the blocks of a file."""
+    return max(1, -(-size // BLOCK_BYTES)) * BLOCK_BYTES
 
 
 def _modified_ms(path: Path) -> int:
