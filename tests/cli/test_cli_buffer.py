@@ -131,7 +131,7 @@ def test_stats_tell_length_and_age(forebay: Run, tmp_path: Path) -> None:
     assert "entries" in forebay("buffer", "stats", tmp_path).out
 
 
-@pytest.mark.parametrize("words", [("stats",), ("verify",)])
+@pytest.mark.parametrize("words", [("stats",), ("verify",), ("tail",)])
 def test_a_queue_that_is_not_there_is_an_error(forebay: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
     ran = forebay("buffer", *words, tmp_path, "--manifest", "typo/manifest")
     assert ran.code == 1

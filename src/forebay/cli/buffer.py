@@ -106,6 +106,8 @@ def tail(
     async def work() -> None:
         left = limit
         async with _reader(url, manifest) as reader:
+            if not follow:  # Who follows may well be there first.
+                _existing(await reader.stats(), manifest)
             async for batch in _batches(reader, start, poll_s if follow else None):
                 for index, record in enumerate(batch.entries):
                     _print_record(batch, index, record)
