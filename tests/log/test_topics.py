@@ -29,7 +29,7 @@ from forebay.coordination import (
     WriteResult,
     children,
 )
-from forebay.errors import UsageError
+from forebay.errors import StorageDamaged, UsageError
 from forebay.kit.clock import SystemClock
 from forebay.kit.ids import IdSource
 from forebay.log import (
@@ -145,6 +145,18 @@ async def test_records_of_newer_versions_are_read() -> None:
     await coordinator.put(topic_key("t"), value, ABSENT, partition_key=CATALOG_PARTITION_KEY)
     found = await _catalog(coordinator=coordinator).describe("t")
     assert (found.partitions, found.state, found.settings) == (2, "ACTIVE", TopicSettings())
+
+
+@pytest.mark.parametrize(
+    "field", ['"partitions":0', '"partitions":9223372036854775807', '"partitions":2,"first_offset":0']
+)
+async def test_an_impossible_record_is_damage_and_nobody_counts_up_to_it(field: str) -> None:
+    coordinator = MemoryCoordinator()
+    value = b'{"topic":"t","topic_id":"x","created_at_ms":1,%s}' % field.encode()
+    await coordinator.put(topic_key("t"), value, ABSENT, partition_key=CATALOG_PARTITION_KEY)
+    for ask in (_catalog(coordinator=coordinator).describe("t"), _catalog(coordinator=coordinator).list()):
+        with pytest.raises(StorageDamaged, match="llog-catalog/topics/t"):
+            await ask
 
 
 async def _leftovers(coordinator: Coordinator, store: ObjectStore, partitions: int) -> list[str]:

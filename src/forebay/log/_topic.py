@@ -8,6 +8,7 @@ import msgspec
 
 from forebay.errors import NotDone, UsageError
 from forebay.log._errors import UnknownPartition
+from forebay.log._keys import PARTITION_MAX
 
 __all__ = ["Topic", "TopicDeleted", "TopicExists", "TopicSettings", "TopicState"]
 
@@ -72,6 +73,12 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: TopicState = "ACTIVE"
     first_offset: int = 1
     """First offset of new partitions: above 1 where an earlier topic of this name was deleted."""
+
+    def __post_init__(self) -> None:
+        # Where it is read from the catalog this becomes `StorageDamaged`. Everybody counts up to the number
+        # of partitions, so a wrong one must not get far.
+        if not 1 <= self.partitions <= PARTITION_MAX + 1 or self.first_offset < 1:
+            raise ValueError(f"{self.partitions} partitions from offset {self.first_offset}")
 
     def check_partition(self, partition: int) -> None:
         """Raise `UnknownPartition` where there is no such partition."""
