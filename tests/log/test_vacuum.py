@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,11 @@ import msgspec
 import pytest
 from tests.log.compaction_bed import EAGER, HASTY, Bed
 
-from forebay.errors import OutcomeUnknown, Unavailable, UsageError
+from forebay.errors import ForebayError, OutcomeUnknown, StorageDamaged, Unavailable, UsageError
 from forebay.log import AppendGroup, VacuumConfig
 from forebay.log._compaction_steps import CompactionSteps
 from forebay.log._keys import CATALOG_PARTITION_KEY, PartitionKeys, shared_wal_key, topic_key
-from forebay.log._records import encode_record
+from forebay.log._records import Cursor, encode_record
 from forebay.log._references import LogObjects
 from forebay.log._uris import key_of
 from forebay.log._vacuum_marks import MARKS_KEY
@@ -322,6 +323,33 @@ async def test_references_are_read_small_records_first(monkeypatch: pytest.Monke
     objects = LogObjects(bed.store, bed.coordinator, clock=bed.clock, randomness=bed.random)
     await objects.visit(bed.keys, named.append)
     assert key_of(bed.store, first.pending.data_key) in named
+
+
+@pytest.mark.parametrize("damaged", ["cursor", "start"])
+async def test_a_cursor_or_a_start_behind_the_end_gives_nothing_up(damaged: str) -> None:
+    bed = Bed()
+    await bed.append(2, 2, 2)
+    meta = await bed.meta()
+    assert meta.control is not None
+    wrong: msgspec.Struct = Cursor(offset=2**40)
+    key = bed.keys.cursor
+    if damaged == "start":
+        key, wrong = bed.keys.control, msgspec.structs.replace(meta.control, start_offset=2**40)
+    await bed.coordinator.put(key, encode_record(wrong), partition_key=bed.keys.partition_key)
+    before = await keys_of(bed)
+    for _ in range(3):
+        bed.clock.elapsed += 3_600
+        with contextlib.suppress(ForebayError):
+            assert (await bed.vacuum().run_once()).deleted == 0
+    with pytest.raises(StorageDamaged):
+        await bed.compact(EAGER)
+    report = await bed.verify()
+    assert not report.ok and "compacted to" in report.partitions[0].problems[0]
+    assert await keys_of(bed) == before
+    # Once it is put right, everything is there.
+    right = Cursor(offset=1) if damaged == "cursor" else meta.control
+    await bed.coordinator.put(key, encode_record(right), partition_key=bed.keys.partition_key)
+    assert await bed.unreadable() == []
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ async def read_meta(coordinator: Coordinator, keys: PartitionKeys) -> PartitionM
         for record in await coordinator.range_scan(start, end, partition_key=keys.partition_key)
     }
     control, cursor, compaction = (found.get(key) for key in (keys.control, keys.cursor, keys.compaction))
-    return PartitionMeta(
+    meta = PartitionMeta(
         keys,
         None if control is None else decode_record(Control, control.key, control.value),
         FIRST_OFFSET if cursor is None else decode_record(Cursor, cursor.key, cursor.value).offset,
@@ -67,6 +67,17 @@ async def read_meta(coordinator: Coordinator, keys: PartitionKeys) -> PartitionM
         None if compaction is None else decode_record(Compaction, compaction.key, compaction.value),
         None if compaction is None else compaction.version,
     )
+    _check(meta)
+    return meta
+
+
+def _check(meta: PartitionMeta) -> None:
+    """Refuse records that cannot be together: what lies below the cursor or the start is given up."""
+    if meta.control is not None and not max(meta.earliest, meta.cursor, FIRST_OFFSET) <= meta.next:
+        raise StorageDamaged(
+            f"{meta.keys} ends at {meta.next}, begins at {meta.earliest} and is compacted to {meta.cursor}",
+            hint=f"one of the records under {meta.keys.root}/meta is not ours; put it right",
+        )
 
 
 def located(keys: PartitionKeys, record: Record) -> Located:
