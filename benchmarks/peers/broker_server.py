@@ -77,5 +77,8 @@ async def _produce() -> None:
 if __name__ == "__main__":
     import uvloop
 
+    from forebay.broker import calm_collector
+
+    calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as _runner:
         _runner.run(_decode_only() if sys.argv[1] == "decode" else _produce())

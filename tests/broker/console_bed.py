@@ -6,7 +6,9 @@ console and violations of the content policy fail the test that made them, when 
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +20,8 @@ async_api = pytest.importorskip("playwright.async_api", reason="Playwright is no
 Page = async_api.Page
 expect = async_api.expect
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+INSTALL_S_MAX = 900
+"""Seconds that apt has to install the browser."""
 ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -40,13 +43,32 @@ addEventListener("securitypolicyviolation", (event) => {
 expect.set_options(timeout=WAIT_MS)
 
 
+def _installed() -> str | None:
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def executable() -> str:
+    """The browser. With `CI=true` it is installed where it is missing; elsewhere its tests are skipped."""
+    path, words = _installed(), "Chromium is not installed (apt install chromium)"
+    if path is None and os.environ.get("CI") == "true" and shutil.which("apt-get"):
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["apt-get", "update"], ["apt-get", "install", "-y", "chromium"]):
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=INSTALL_S_MAX, check=False
+            )
+        path = _installed()
+        words = f"Chromium could not be installed: {done.stderr.strip()[-300:]}"
+    if path is None:
+        pytest.skip(words)
+    return path
+
+
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Any]:
-    """The browser; skips where there is none, also in CI: a plain clone cannot install it by itself."""
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed (apt install chromium)")
+    """The browser, running."""
+    path = executable()
     async with async_api.async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        browser = await playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         try:
             yield browser
         finally:

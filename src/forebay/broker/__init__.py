@@ -1,6 +1,7 @@
 """The HTTP door to the log: produce, consume, tail, administer."""
 
 from forebay.broker._broker import Broker
+from forebay.broker._collector import calm_collector
 from forebay.broker._config import BrokerConfig, Role
 from forebay.broker._limits import HttpLimits
 from forebay.broker._routes import Action
@@ -15,6 +16,7 @@ __all__ = [
     "Role",
     "TokenRecord",
     "Tokens",
+    "calm_collector",
     "self_signed",
     "server_tls",
 ]

@@ -6,6 +6,7 @@ and nothing else; it is printed with its traceback where the process logs, and t
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -47,7 +48,8 @@ class App(Refuser):
         self._router = router
         self._auth = auth
         self._clock = clock
-        self._ids = ids
+        self._made_ids = map(f"{ids.ulid()}-{{:x}}".format, itertools.count(1))
+        """One ULID for the process, a number for the request: a ULID for each costs more than routing it."""
         self._stopping = stopping
         self._requests = metrics.counter("http.requests", "Requests answered", ("method", "path", "status"))
         self._seconds = metrics.histogram(
@@ -98,7 +100,7 @@ class App(Refuser):
 
     def _name(self, given: str) -> str:
         fits = 0 < len(given) <= REQUEST_ID_CHARS_MAX and given.isascii() and given.isprintable()
-        return given if fits else self._ids.ulid()
+        return given if fits else next(self._made_ids)
 
     def _count(self, request: Request, route: Route | None, response: Response, seconds: float) -> None:
         key = (None if route is None else route.path, request.method, response.status)
@@ -115,7 +117,7 @@ class App(Refuser):
 
     def refused(self, status: int, kind: str, message: str, hint: str) -> Response:
         """The answer to a request that was not whole."""
-        request_id = self._ids.ulid()
+        request_id = next(self._made_ids)
         headers: tuple[tuple[str, str], ...] = ((REQUEST_ID, request_id),)
         if status == 503:
             headers = (*headers, ("Retry-After", "1"))

@@ -221,7 +221,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 async def _serve(
     deployment: Deployment, config: BrokerConfig, tls: ssl.SSLContext | None, otlp_endpoint: str | None
 ) -> None:
-    from forebay.broker import Broker
+    from forebay.broker import Broker, calm_collector
 
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -230,6 +230,7 @@ async def _serve(
     broker = Broker(_parts(deployment), config)
     export = None if otlp_endpoint is None else _export(otlp_endpoint, config.broker_id, broker.metrics)
     await broker.start(tls)
+    calm_collector()
     try:
         if config.needs_tokens and tls is None:
             sys.stderr.write("warning: tokens travel unprotected without --tls-cert or a TLS proxy\n")
