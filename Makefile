@@ -58,8 +58,9 @@ lock: setup ## renew requirements.lock (versions only, no addresses)
 	$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --no-header --no-emit-index-url --no-annotate \
 	  pyproject.toml --output-file requirements.lock
 
-proto: setup ## regenerate the Oxia messages from our own .proto
-	$(BIN)/python -m grpc_tools.protoc --proto_path=src --python_out=src --pyi_out=src src/forebay/coordination/_oxia/oxia.proto
+proto: setup ## regenerate the messages of Oxia and OTAP from our own .proto files
+	$(BIN)/python -m grpc_tools.protoc --proto_path=src --python_out=src --pyi_out=src \
+	  src/forebay/coordination/_oxia/oxia.proto src/forebay/dataflow/_otap/otap.proto
 
 clean: ## remove what this Makefile made in the checkout
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

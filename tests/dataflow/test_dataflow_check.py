@@ -77,7 +77,6 @@ MISTAKES = {
     "unknown key of a node": ("config:\n      path: ./parquet", "cofig: {path: a}", "cofig", "unknown key"),
     "unknown top key": ("nodes:\n", "nods: 1\nnodes:\n", "nods", "unknown key"),
     "unknown urn": ("urn:otel:parquet:exporter", "urn:otel:parket:exporter", "urn:otel:parket", "no plugin"),
-    "absent urn": ("urn:otel:parquet:exporter", "urn:otel:otap:exporter", "urn:otel:otap", "not to be had"),
     "wrong kind": ("kind: processor", "kind: exporter", "kind: exporter", "of kind processor"),
     "unknown kind": ("kind: processor", "kind: processer", "processer", "not known"),
     "dangling port": ("- otlp_exporter", "- otlp_exporta", "- otlp_exporta", "there is no node"),
@@ -253,6 +252,11 @@ def test_many_values_end_at_their_limit() -> None:
 def test_bytes_that_are_no_text_have_a_line() -> None:
     problem = only(b"nodes:\n  a: \xff\xfe\n")
     assert (problem.line, "UTF-8" in problem.message) == (2, True)
+
+
+@pytest.mark.parametrize("data", [b"", b"~", b"null", b"&A", b"--- # nothing"])
+def test_a_file_that_says_nothing_has_no_nodes(data: bytes) -> None:
+    assert only(data).message
 
 
 @given(st.binary(max_size=300))

@@ -12,19 +12,23 @@ import logging
 import random
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 from forebay.dataflow._dispatch import port
 from forebay.dataflow._grpc_receiver import GrpcReceiver
 from forebay.dataflow._http_receiver import HttpReceiver
 from forebay.dataflow._intake import Intake
 from forebay.dataflow._metrics import DataflowMetrics
+from forebay.dataflow._otap_exporter import OtapExporter
+from forebay.dataflow._otap_receiver import OtapReceiver
 from forebay.dataflow._otlp_exporter import OtlpExporter
 from forebay.dataflow._parcels import Sink
 from forebay.dataflow._parquet import ParquetExporter
 from forebay.dataflow._persistence import Persistence
 from forebay.dataflow._plan import Node, Plan
 from forebay.dataflow._settings import (
+    OtapExporterSettings,
+    OtapReceiverSettings,
     OtlpExporterSettings,
     OtlpReceiverSettings,
     ParquetSettings,
@@ -43,7 +47,10 @@ _log = logging.getLogger(__name__)
 DRAIN_S: Final = 10.0
 """How long a stop tries to hand on what is there."""
 
-_Part = GrpcReceiver | HttpReceiver | Persistence | OtlpExporter | ParquetExporter
+_Receiver: TypeAlias = GrpcReceiver | HttpReceiver | OtapReceiver
+_Exporter: TypeAlias = OtlpExporter | OtapExporter | ParquetExporter
+_Part: TypeAlias = _Receiver | Persistence | _Exporter
+_PROTOCOLS: Final = {GrpcReceiver: "grpc", HttpReceiver: "http", OtapReceiver: "otap"}
 
 
 class Dataflow:
@@ -66,7 +73,7 @@ class Dataflow:
         self._registry = metrics or MetricsRegistry()
         self._metrics = DataflowMetrics(self._registry)
         self._drain_s = drain_s
-        self._receivers: dict[str, list[GrpcReceiver | HttpReceiver]] = {}
+        self._receivers: dict[str, list[_Receiver]] = {}
         self._stores: dict[str, Persistence] = {}
         self._started: list[_Part] = []
         self._failure: QuiverFailed | None = None
@@ -82,7 +89,7 @@ class Dataflow:
     def addresses(self) -> dict[str, dict[str, str]]:
         """Where each receiver listens: `{"otlp_receiver": {"grpc": "127.0.0.1:4317"}}`."""
         return {
-            name: {"grpc" if isinstance(each, GrpcReceiver) else "http": str(each.address) for each in parts}
+            name: {_PROTOCOLS[type(each)]: str(each.address) for each in parts}
             for name, parts in self._receivers.items()
         }
 
@@ -130,13 +137,15 @@ class Dataflow:
 
     def _parts(self, node: Node, sinks: dict[str, Sink]) -> list[_Part]:
         settings = node.settings
-        if isinstance(settings, OtlpReceiverSettings):
+        if isinstance(settings, OtlpReceiverSettings | OtapReceiverSettings):
             return list(self._receiver(node, settings, sinks))
-        part: Persistence | OtlpExporter | ParquetExporter
+        part: Persistence | _Exporter
         if isinstance(settings, PersistenceSettings):
             part = self._stores[node.name] = self._persistence(node, sinks)
         elif isinstance(settings, ParquetSettings):
             part = ParquetExporter(settings, clock=self._clock, ids=self._ids)
+        elif isinstance(settings, OtapExporterSettings):
+            part = OtapExporter(node.name, settings, self._metrics)
         else:
             assert isinstance(settings, OtlpExporterSettings)
             part = OtlpExporter(node.name, settings, self._metrics)
@@ -144,15 +153,18 @@ class Dataflow:
         return [part]
 
     def _receiver(
-        self, node: Node, settings: OtlpReceiverSettings, sinks: Mapping[str, Sink]
-    ) -> list[GrpcReceiver | HttpReceiver]:
+        self, node: Node, settings: OtlpReceiverSettings | OtapReceiverSettings, sinks: Mapping[str, Sink]
+    ) -> list[_Receiver]:
         sink = port([sinks[name] for name in node.destinations], node.strategy)
         intake = Intake(node.name, settings, sink, self._metrics)
-        parts: list[GrpcReceiver | HttpReceiver] = []
-        if settings.grpc is not None:
-            parts.append(GrpcReceiver(settings, intake))
-        if settings.http is not None:
-            parts.append(HttpReceiver(settings, intake))
+        parts: list[_Receiver] = []
+        if isinstance(settings, OtapReceiverSettings):
+            parts.append(OtapReceiver(settings, intake))
+        else:
+            if settings.grpc is not None:
+                parts.append(GrpcReceiver(settings, intake))
+            if settings.http is not None:
+                parts.append(HttpReceiver(settings, intake))
         self._receivers[node.name] = parts
         return parts
 

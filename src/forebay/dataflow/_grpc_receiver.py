@@ -6,7 +6,6 @@ so the handlers take bytes and the intake parses for the check alone.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -16,10 +15,10 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
+from forebay.dataflow._grpc_server import listen
 from forebay.dataflow._intake import RETRY_AFTER_S, Intake, Refusal
-from forebay.dataflow._settings import Address, OtlpReceiverSettings, Tls
+from forebay.dataflow._settings import OtlpReceiverSettings
 from forebay.dataflow._signals import SIGNALS, Signal
-from forebay.errors import Unavailable
 
 __all__ = ["GrpcReceiver"]
 
@@ -50,32 +49,18 @@ class GrpcReceiver:
         options = [
             ("grpc.max_receive_message_length", settings.request_bytes_max),
             ("grpc.max_concurrent_streams", settings.requests_max),
-            ("grpc.so_reuseport", 0),
         ]
-        # The intake refuses with a time to wait; this only bounds what waits in front of it.
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=4 * settings.requests_max)
-        self._server.add_generic_rpc_handlers(
-            tuple(
-                grpc.method_handlers_generic_handler(
-                    signal.grpc_service,
-                    {"Export": grpc.unary_unary_rpc_method_handler(self._handler(signal))},
-                )
-                for signal in SIGNALS.values()
+        handlers = [
+            grpc.method_handlers_generic_handler(
+                signal.grpc_service,
+                {"Export": grpc.unary_unary_rpc_method_handler(self._handler(signal))},
             )
+            for signal in SIGNALS.values()
+        ]
+        # The intake refuses with a time to wait; the limit of calls only bounds what waits in front of it.
+        self._server, self.address = await listen(
+            handlers, self.address, settings.tls, options, 4 * settings.requests_max
         )
-        try:
-            port = await self._bind()
-        except RuntimeError as error:
-            await self._server.stop(None)
-            raise Unavailable(f"cannot listen on {self.address}", hint="is the address in use?") from error
-        self.address = Address(self.address.host, port)
-        await self._server.start()
-
-    async def _bind(self) -> int:
-        if self._settings.tls is None:
-            return self._server.add_insecure_port(str(self.address))
-        credentials = await asyncio.to_thread(_credentials, self._settings.tls)
-        return self._server.add_secure_port(str(self.address), credentials)
 
     async def stop(self) -> None:
         """Take nothing more; let what is under way end."""
@@ -101,9 +86,3 @@ async def _abort(context: _Context, refusal: Refusal) -> None:
         status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S)))
         trailing = (("grpc-status-details-bin", status.SerializeToString()),)
     await context.abort(code, message, trailing)
-
-
-def _credentials(tls: Tls) -> grpc.ServerCredentials:
-    pair = (tls.key_file.read_bytes(), tls.cert_file.read_bytes())
-    roots = tls.client_ca_file.read_bytes() if tls.client_ca_file else None
-    return grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._parcels import Parcel, Refused, Sink
-from forebay.dataflow._settings import OtlpReceiverSettings
+from forebay.dataflow._settings import OtapReceiverSettings, OtlpReceiverSettings
 from forebay.dataflow._signals import Signal, check_count, count_items
 from forebay.errors import Backpressure, ForebayError, FormatError, LimitExceeded, StorageFull
 
@@ -50,7 +51,11 @@ class Intake:
     """The common part of the receivers of one node."""
 
     def __init__(
-        self, name: str, settings: OtlpReceiverSettings, sink: Sink, metrics: DataflowMetrics
+        self,
+        name: str,
+        settings: OtlpReceiverSettings | OtapReceiverSettings,
+        sink: Sink,
+        metrics: DataflowMetrics,
     ) -> None:
         self._name = name
         self._settings = settings
@@ -67,15 +72,31 @@ class Intake:
         self._enter(len(data))
         try:
             items = count_items(signal, data) if message is None else check_count(signal, message)
-            if items:
-                await self._sink.take(Parcel(signal.name, (data,), items, len(data)))
+            await self._take(signal, (data,), items, len(data))
         except Exception as error:
-            raise self._refusal(error) from error
+            raise self.refusal(error) from error
         finally:
             self._leave(len(data))
+
+    async def receive_parts(self, signal: Signal, messages: Sequence[Any]) -> None:
+        """The same for one request that was parsed into several messages; all of them are safe, or none."""
+        requests = [each.SerializeToString() for each in messages]
+        size = sum(map(len, requests))
+        self._enter(size)
+        try:
+            items = sum(check_count(signal, each) for each in messages)
+            await self._take(signal, requests, items, size)
+        except Exception as error:
+            raise self.refusal(error) from error
+        finally:
+            self._leave(size)
+
+    async def _take(self, signal: Signal, requests: Sequence[bytes], items: int, size: int) -> None:
+        if items:
+            await self._sink.take(Parcel(signal.name, requests, items, size))
         self._metrics.requests.labels(self._name, signal.name).inc()
         self._metrics.items.labels(self._name, signal.name).inc(items)
-        self._metrics.bytes.labels(self._name, signal.name).inc(len(data))
+        self._metrics.bytes.labels(self._name, signal.name).inc(size)
 
     async def idle(self) -> None:
         """Wait until nothing is under way."""
@@ -98,7 +119,8 @@ class Intake:
         if not self._requests:
             self._idle.set()
 
-    def _refusal(self, error: Exception) -> Refusal:
+    def refusal(self, error: Exception) -> Refusal:
+        """What the sender is told of an error; it is counted."""
         if isinstance(error, FormatError | LimitExceeded | Refused):
             reason = "invalid"
         elif isinstance(error, Backpressure | StorageFull):

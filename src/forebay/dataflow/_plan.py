@@ -19,6 +19,8 @@ from forebay.dataflow._document import Value, read_document
 from forebay.dataflow._problems import DataflowInvalid, Problem, Problems, shown
 from forebay.dataflow._section import Section, nearest
 from forebay.dataflow._settings import (
+    OtapExporterSettings,
+    OtapReceiverSettings,
     OtlpExporterSettings,
     OtlpReceiverSettings,
     ParquetSettings,
@@ -27,7 +29,14 @@ from forebay.dataflow._settings import (
 
 __all__ = ["Node", "Plan", "check", "load"]
 
-Settings: TypeAlias = OtlpReceiverSettings | PersistenceSettings | OtlpExporterSettings | ParquetSettings
+Settings: TypeAlias = (
+    OtlpReceiverSettings
+    | OtapReceiverSettings
+    | PersistenceSettings
+    | OtlpExporterSettings
+    | OtapExporterSettings
+    | ParquetSettings
+)
 
 KINDS: Final = ("receiver", "processor", "exporter")
 STRATEGIES: Final = ("broadcast", "round_robin")
@@ -38,13 +47,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_\-]{1,48}", re.ASCII)
 
 _PLUGINS: Final[dict[str, tuple[str, Callable[[Section], Settings]]]] = {
     "urn:otel:otlp:receiver": ("receiver", OtlpReceiverSettings.read),
+    "urn:otel:otap:receiver": ("receiver", OtapReceiverSettings.read),
     "urn:otap:processor:persistence": ("processor", PersistenceSettings.read),
     "urn:otel:otlp:exporter": ("exporter", OtlpExporterSettings.read),
+    "urn:otel:otap:exporter": ("exporter", OtapExporterSettings.read),
     "urn:otel:parquet:exporter": ("exporter", ParquetSettings.read),
-}
-_ABSENT: Final = {
-    "urn:otel:otap:receiver": "OTAP is not offered here; its senders also speak OTLP",
-    "urn:otel:otap:exporter": "OTAP is not offered here; use urn:otel:otlp:exporter",
 }
 
 
@@ -111,7 +118,7 @@ def _read(data: bytes, problems: Problems) -> dict[str, _Draft]:
     nodes = top.take("nodes")
     top.finish()
     if nodes is None or nodes.kind != "mapping" or not nodes.fields:
-        if document.kind == "mapping":
+        if document.kind in ("mapping", "nothing"):
             top.complain("nodes" if nodes else "", "there are no nodes", "a mapping from names to nodes")
         return {}
     if len(nodes.fields) > NODES_MAX:
@@ -156,9 +163,7 @@ def _node(name: str, value: Value, nodes: Value, problems: Problems) -> _Draft:
         draft.settings = read(config)
         config.finish()
     elif urn:
-        hint = _ABSENT.get(urn) or nearest(urn, list(_PLUGINS))
-        message = "is known, and not to be had" if urn in _ABSENT else "is no plugin"
-        section.complain("plugin_urn", f"{shown(urn)} {message}", hint)
+        section.complain("plugin_urn", f"{shown(urn)} is no plugin", nearest(urn, list(_PLUGINS)))
     _out_ports(draft)
     section.finish()
     return draft
@@ -265,6 +270,8 @@ def _check_sharing(drafts: dict[str, _Draft]) -> None:
                 )
                 if address is not None and address.port
             ]
+        elif isinstance(settings, OtapReceiverSettings) and settings.address.port:
+            uses = [("listening_addr", f"address {settings.address}")]
         elif isinstance(settings, PersistenceSettings):
             uses = [("path", f"directory {settings.path.absolute()}")]
         for key, what in uses:

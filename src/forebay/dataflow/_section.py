@@ -54,6 +54,10 @@ class Section:
         where = f"{self.where}.{name}" if name else self.where
         self.problems.add(self.place(name), where, message, hint)
 
+    def remark(self, name: str, message: str, hint: str = "") -> None:
+        """Something about the key may not be what was meant."""
+        self.problems.remark(self.place(name), f"{self.where}.{name}", message, hint)
+
     def has(self, name: str) -> bool:
         """Whether the key is there with a value."""
         return name in self._fields and self._fields[name].kind != "nothing"

@@ -19,6 +19,8 @@ from forebay.quiver import QuiverConfig
 
 __all__ = [
     "Address",
+    "OtapExporterSettings",
+    "OtapReceiverSettings",
     "OtlpExporterSettings",
     "OtlpReceiverSettings",
     "ParquetSettings",
@@ -101,6 +103,37 @@ class OtlpReceiverSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class OtapReceiverSettings:
+    """`urn:otel:otap:receiver`."""
+
+    address: Address
+    """`listening_addr`."""
+    requests_max: int
+    """`response_stream_channel_size`: batches under way at once, 1 to 65,536, default 256."""
+    request_bytes_max: int
+    """`max_request_size`: bytes of one batch, as it comes and with all dictionaries written out, 1 KiB to
+    64 MiB, default 16 MiB."""
+    pending_bytes_max: int
+    """`max_pending_size`: bytes of all batches under way, as OTLP, at least one batch, default 64 MiB."""
+    tls: Tls | None
+
+    @classmethod
+    def read(cls, section: Section) -> OtapReceiverSettings:
+        """From `config`."""
+        address = _address(section, "listening_addr")
+        if not section.has("listening_addr"):
+            section.complain("", "the key listening_addr is missing", "as in 127.0.0.1:4319")
+        request_bytes = section.bytes("max_request_size", 16 * MIB, KIB, 64 * MIB)
+        return cls(
+            address=address or Address("127.0.0.1", 0),
+            requests_max=section.integer("response_stream_channel_size", 256, 1, 65_536),
+            request_bytes_max=request_bytes,
+            pending_bytes_max=section.bytes("max_pending_size", 64 * MIB, request_bytes, 64 * GIB),
+            tls=_tls(section),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PersistenceSettings:
     """`urn:otap:processor:persistence`."""
 
@@ -138,18 +171,36 @@ class OtlpExporterSettings:
     @classmethod
     def read(cls, section: Section) -> OtlpExporterSettings:
         """From `config`."""
-        target, is_tls = _endpoint(section)
-        ca_file = section.text("ca_file", "")
-        if ca_file and not is_tls:
-            section.complain("ca_file", "the endpoint does not use TLS", "write https:// in grpc_endpoint")
+        compression = section.choice("compression_method", ("none", "gzip"), "none")
+        return cls(**_destination(section), compression=compression)
+
+
+@dataclass(frozen=True, slots=True)
+class OtapExporterSettings(OtlpExporterSettings):
+    """`urn:otel:otap:exporter`."""
+
+    payload_compression: str
+    """`arrow.payload_compression`: none, lz4 or zstd for the buffers of Arrow, default zstd."""
+
+    @classmethod
+    def read(cls, section: Section) -> OtapExporterSettings:
+        """From `config`."""
+        method = section.choice("compression_method", ("none", "gzip", "zstd"), "none")
+        arrow = section.section("arrow")
+        payload = arrow.choice("payload_compression", ARROW_CODECS, "none" if method == "gzip" else "zstd")
+        arrow.finish()
+        if method == "zstd":
+            # The bytes on the wire are what this is about; gRPC for Python cannot compress messages so.
+            payload = "zstd"
+            section.remark(
+                "compression_method",
+                "messages cannot be compressed with zstd here, the Arrow buffers in them are instead",
+                "the same as compression_method: none with arrow.payload_compression: zstd",
+            )
         return cls(
-            target=target,
-            is_tls=is_tls,
-            compression=section.choice("compression_method", ("none", "gzip"), "none"),
-            timeout_ms=section.duration_ms("timeout", 15_000, 10, HOUR_MS),
-            request_bytes_max=section.bytes("max_request_size", 2 * MIB, KIB, 64 * MIB),
-            headers=_headers(section.section("headers")),
-            ca_file=Path(ca_file) if ca_file else None,
+            **_destination(section),
+            compression=method if method == "gzip" else "none",
+            payload_compression=payload,
         )
 
 
@@ -167,6 +218,22 @@ class ParquetSettings:
         """From `config`."""
         path = Path(section.text("path"))
         return cls(path, section.choice("compression", PARQUET_CODECS, "zstd"))
+
+
+def _destination(section: Section) -> dict[str, Any]:
+    """What exporters over gRPC have in common."""
+    target, is_tls = _endpoint(section)
+    ca_file = section.text("ca_file", "")
+    if ca_file and not is_tls:
+        section.complain("ca_file", "the endpoint does not use TLS", "write https:// in grpc_endpoint")
+    return {
+        "target": target,
+        "is_tls": is_tls,
+        "timeout_ms": section.duration_ms("timeout", 15_000, 10, HOUR_MS),
+        "request_bytes_max": section.bytes("max_request_size", 2 * MIB, KIB, 64 * MIB),
+        "headers": _headers(section.section("headers")),
+        "ca_file": Path(ca_file) if ca_file else None,
+    }
 
 
 def _quiver(section: Section) -> QuiverConfig:

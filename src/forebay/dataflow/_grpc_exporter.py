@@ -1,0 +1,156 @@
+"""What exporters over gRPC have in common: requests are joined, sent, and taken apart where that is needed.
+
+Requests of one parcel are joined up to `request_bytes_max` and sent with a few calls under way at once. What
+the destination says decides:
+
+    done                                  a partial success is counted, never sent again
+    INVALID_ARGUMENT                      never: a joined request is halved until it stands alone, so
+    RESOURCE_EXHAUSTED, message too large that nobody else pays for it; then `Refused`
+    anything else                         try again later
+
+The specification of OTLP also lets a client drop data on UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED.
+These are mistakes of operators, and mended while the data waits, so they are tried again.
+
+A parcel that failed half-way is not begun anew when it comes again: calls that succeeded are remembered by
+its key, for as many parcels as can be waiting. After a crash it is sent again: at least once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from forebay.dataflow._metrics import DataflowMetrics
+from forebay.dataflow._parcels import Bytes, Parcel, Refused
+from forebay.dataflow._settings import OtlpExporterSettings
+from forebay.dataflow._signals import SIGNALS, Signal
+from forebay.errors import OutcomeUnknown, Unavailable
+
+__all__ = ["GrpcExporter", "join"]
+
+CALLS_MAX: Final = 4
+"""Calls under way at once for one parcel."""
+REMEMBERED_MAX: Final = 256
+"""Parcels of which is remembered what of them arrived."""
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    # A destination that was down is asked again soon after it is back; the pump does the waiting.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class GrpcExporter(ABC):
+    """Sends parcels to one destination."""
+
+    def __init__(self, name: str, settings: OtlpExporterSettings, metrics: DataflowMetrics) -> None:
+        self.name = name
+        self.settings = settings
+        self.metrics = metrics
+        self._arrived: OrderedDict[str, set[int]] = OrderedDict()
+
+    async def start(self) -> None:
+        """Make a channel. The destination need not be there yet."""
+        settings = self.settings
+        self.compression = (
+            grpc.Compression.Gzip if settings.compression == "gzip" else grpc.Compression.NoCompression
+        )
+        if settings.is_tls:
+            roots = await asyncio.to_thread(settings.ca_file.read_bytes) if settings.ca_file else None
+            self.channel = grpc.aio.secure_channel(
+                settings.target, grpc.ssl_channel_credentials(roots), options=_CHANNEL_OPTIONS
+            )
+        else:
+            self.channel = grpc.aio.insecure_channel(settings.target, options=_CHANNEL_OPTIONS)
+        self.open()
+
+    async def stop(self) -> None:
+        """Close the channel."""
+        await self.channel.close()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Make the calls of a new channel."""
+
+    @abstractmethod
+    async def send(self, signal: Signal, data: bytes) -> None:
+        """Send one request. Raises `Refused`, `Unavailable` and `OutcomeUnknown`."""
+
+    async def take(self, parcel: Parcel) -> None:
+        """Return when the destination has all of it."""
+        chunks = join(parcel.requests, self.settings.request_bytes_max)
+        arrived = self._arrived.pop(parcel.key, set())
+        gate = asyncio.Semaphore(CALLS_MAX)
+
+        async def send(index: int) -> None:
+            async with gate:
+                if index not in arrived:
+                    await self._send_chunk(SIGNALS[parcel.signal], chunks[index])
+                    arrived.add(index)
+
+        outcomes = await asyncio.gather(*map(send, range(len(chunks))), return_exceptions=True)
+        problems = [each for each in outcomes if isinstance(each, BaseException)]
+        lasting = [each for each in problems if isinstance(each, Refused)]
+        if len(lasting) == len(problems):
+            if lasting:
+                raise lasting[0]
+            return
+        if parcel.key:
+            # What is refused for good need not be sent again either; the last attempt reports it.
+            self._arrived[parcel.key] = arrived
+            while len(self._arrived) > REMEMBERED_MAX:
+                self._arrived.popitem(last=False)
+        problem = next(each for each in problems if not isinstance(each, Refused))
+        if isinstance(problem, Unavailable) and arrived:
+            raise OutcomeUnknown("export", reason=f"a part arrived; {problem.message}")
+        raise problem
+
+    async def _send_chunk(self, signal: Signal, requests: Sequence[Bytes]) -> None:
+        try:
+            await self.send(signal, b"".join(requests))
+            return
+        except Refused as error:
+            problem: Refused | None = error
+        if len(requests) > 1:
+            problem = None
+            half = len(requests) // 2
+            for part in (requests[:half], requests[half:]):
+                try:
+                    await self._send_chunk(signal, part)
+                except Refused as error:
+                    problem = error
+        if problem is not None:
+            raise problem
+
+    def failure(
+        self, signal: Signal, code: grpc.StatusCode, details: str
+    ) -> Unavailable | Refused | OutcomeUnknown:
+        """What a code of gRPC means."""
+        text = f"{self.settings.target}: {code.name}: {details[:300]}"
+        too_large = code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
+        if code is grpc.StatusCode.INVALID_ARGUMENT or too_large:
+            return Refused(text, hint="a copy is in the store's dead letters")
+        if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+            return OutcomeUnknown(f"export of {signal.name}", reason=text, hint="it is tried again")
+        return Unavailable(text, hint="see to the destination; it is tried again")
+
+
+def join(requests: Sequence[Bytes], size_max: int) -> list[list[Bytes]]:
+    """Consecutive requests in groups of at most `size_max` bytes; a larger one stands alone."""
+    groups: list[list[Bytes]] = []
+    size = 0
+    for request in requests:
+        if not groups or size + len(request) > size_max:
+            groups.append([])
+            size = 0
+        groups[-1].append(request)
+        size += len(request)
+    return groups
