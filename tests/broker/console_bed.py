@@ -20,7 +20,7 @@ async_api = pytest.importorskip("playwright.async_api", reason="Playwright is no
 Page = async_api.Page
 expect = async_api.expect
 
-INSTALL_S_MAX = 900
+INSTALL_S_MAX = 240
 """Seconds that apt has to install the browser."""
 ARGUMENTS = (
     "--no-sandbox",

@@ -31,6 +31,19 @@ def test_serve_prints_one_line_and_ends_with_zero_on_sigterm(tmp_path: Path) -> 
     assert (process.returncode, rest, errors) == (0, "", "")
 
 
+def test_batch_settings_come_from_the_environment_unless_the_command_says_otherwise(tmp_path: Path) -> None:
+    environment = {
+        "LLOG_BATCH_MAX_BYTES": "123456",
+        "LLOG_BATCH_MAX_DELAY_MS": "17",
+        "LLOG_TAIL_CACHE_DIR": str(tmp_path / "tail"),
+    }
+    words = ("--data", str(tmp_path / "data"), "--batch-max-delay-ms", "18")
+    with broker_process(*words, environment=environment) as broker:
+        batch = broker.call("/metrics")[1]["batch"]
+        assert (batch["batch_max_bytes"], batch["batch_max_delay_ms"]) == (123456, 18)
+        assert (tmp_path / "tail").is_dir()
+
+
 def test_sigterm_answers_waiters_and_loses_no_accepted_record(tmp_path: Path) -> None:
     with broker_process("--data", str(tmp_path), "--batch-max-delay-ms", "30000") as broker:
         threading.Thread(target=broker.produce, args=("t", 0, ["first"]), daemon=True).start()

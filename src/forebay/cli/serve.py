@@ -54,11 +54,23 @@ def serve(  # noqa: PLR0913, PLR0917 - every option is one setting
     ] = "broker-1",
     role: Annotated[str, typer.Option("--role", metavar="ROLE", help="write, read or both.")] = "both",
     batch_max_bytes: Annotated[
-        str, typer.Option("--batch-max-bytes", metavar="SIZE", help="Size at which a batch is flushed.")
+        str,
+        typer.Option(
+            "--batch-max-bytes",
+            metavar="SIZE",
+            envvar="LLOG_BATCH_MAX_BYTES",
+            help="Size at which a batch is flushed.",
+        ),
     ] = "4MiB",
     batch_max_delay_ms: Annotated[
         int,
-        typer.Option("--batch-max-delay-ms", metavar="MS", min=0, help="Longest wait of a batch."),
+        typer.Option(
+            "--batch-max-delay-ms",
+            metavar="MS",
+            min=0,
+            envvar="LLOG_BATCH_MAX_DELAY_MS",
+            help="Longest wait of a batch.",
+        ),
     ] = 100,
     pending_max_bytes: Annotated[
         str,
@@ -80,6 +92,7 @@ def serve(  # noqa: PLR0913, PLR0917 - every option is one setting
         typer.Option(
             "--tail-cache-dir",
             metavar="DIR",
+            envvar="LLOG_TAIL_CACHE_DIR",
             help="Directory that brokers of this machine share for the newest records.",
             show_default=False,
         ),
