@@ -53,6 +53,8 @@ class SimDisk:
         """The number of an operation, and the error it fails with."""
         self.history: list[str] = []
         self.lanes: dict[str, asyncio.Lock] = {}
+        self.delays: dict[str, float] = {}
+        """Seconds that work in a lane takes longer."""
         self.tasks: set[asyncio.Task[None]] = set()
 
     # What the tests do to it.
@@ -192,6 +194,8 @@ class SimDisk:
 
     def rename(self, old: str, new: str) -> None:
         self._step("rename", old)
+        if old not in self.names:
+            raise FileNotFoundError(errno.ENOENT, "missing", old)
         self._change(new, {new: self.names[old], old: None})
 
     def remove(self, name: str) -> None:
@@ -214,7 +218,7 @@ class SimDisk:
     async def run(self, lane: Lane, work: Callable[[], T]) -> T:
         lock = self.lanes.setdefault(lane, asyncio.Lock())
         async with lock:
-            await (asyncio.sleep(0) if self.clock is None else self.clock.sleep(self.rng.random() / 1000))
+            await (asyncio.sleep(0) if self.clock is None else self.clock.sleep(self._seconds(lane)))
             if not self.crashed:
                 try:
                     return work()
@@ -223,6 +227,9 @@ class SimDisk:
             # Nobody lives on after a crash: whoever waits, waits until the test ends it.
             await asyncio.get_running_loop().create_future()
             raise AssertionError
+
+    def _seconds(self, lane: Lane) -> float:
+        return self.rng.random() / 1000 + self.delays.get(lane, 0.0)
 
     def submit(
         self, lane: Lane, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]

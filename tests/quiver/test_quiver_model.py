@@ -127,10 +127,15 @@ class Model(RuleBasedStateMachine):
     def positions_agree(self) -> None:
         if not hasattr(self, "quiver"):
             return
-        stats = {each.name: each for each in self.quiver.stats().subscribers}
+        whole = self.quiver.stats()
+        assert whole.rows == sum(each.rows for each in self.quiver._segments.values())
+        assert whole.segment_bytes == sum(each.file_bytes for each in self.quiver._segments.values())
+        stats = {each.name: each for each in whole.subscribers}
         assert stats.keys() == self.needs.keys()
         for name, needs in self.needs.items():
             assert stats[name].lag_segments == len(needs)
+            pinned = sum(self.quiver._segments[each + 1].file_bytes for each in needs)
+            assert stats[name].pinned_bytes == pinned
             first_needed = min(needs, default=len(self.written)) + 1
             assert stats[name].high_water == first_needed - 1
 

@@ -10,9 +10,10 @@ import pytest
 from tests.quiver.harness import SMALL, batch, drain, simulate, store
 from tests.quiver.sim_disk import SimDisk
 
-from forebay.errors import ForebayError, UsageError
+from forebay.errors import ForebayError, LimitExceeded, UsageError
+from forebay.formats import quiver_segment
 from forebay.formats.quiver_wal import SCHEMA_BYTES_MAX
-from forebay.quiver import QuiverFull, _segment_file
+from forebay.quiver import QuiverFull, _quiver, _segment_file
 from forebay.testing.world import World
 
 SLOW = dataclasses.replace(SMALL, segment_open_ms=1_000_000)
@@ -91,6 +92,53 @@ def test_error_of_any_kind_in_the_writing_of_a_segment_is_told_and_tried_again(
             await quiver.ingest(batch(1))
             assert await drain(quiver, "a", timeout_s=5) == [1]
             assert failures == []
+
+    simulate(scenario)
+
+
+def test_batch_that_cannot_be_written_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = quiver_segment.encode
+    poison = {13, 14, 40}
+
+    def picky(meta: Any, batches: list[pa.RecordBatch]) -> Any:
+        if poison & {number for each in batches for number in each["number"].to_pylist()}:
+            raise IndexError("a bug")
+        return encode(meta, batches)
+
+    monkeypatch.setattr(quiver_segment, "encode", picky)
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        config = dataclasses.replace(SLOW, segment_bytes=1 << 20, size_cap_bytes=1 << 23)
+        quiver = await store(world, disk, config).open()
+        await quiver.register("a")
+        for number in range(50):
+            await quiver.ingest(batch(number))
+        with pytest.raises(ForebayError, match="a bug"):
+            await quiver.flush()
+        wanted = [each for each in range(50) if each not in poison]
+        assert sorted(await drain(quiver, "a", timeout_s=2)) == wanted
+        await quiver.ingest(batch(50))
+        poison.clear()
+        await world.clock().sleep(1)
+        await quiver.flush()
+        assert sorted(await drain(quiver, "a", timeout_s=2)) == [13, 14, 40, 50]
+        await quiver.close()
+        assert disk.files("segments/") == {}
+
+    simulate(scenario)
+
+
+def test_subscribers_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_quiver, "SUBSCRIBERS_MAX", 2)
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, SLOW) as quiver:
+            for name in ("a", "b", "a"):
+                await quiver.register(name)
+            with pytest.raises(LimitExceeded):
+                await quiver.register("c")
+            await quiver.unregister("a")
+            await quiver.register("c")
 
     simulate(scenario)
 

@@ -17,12 +17,17 @@ from forebay.quiver import (
     DirectoryInUse,
     DirectoryView,
     Forwarder,
+    LocalDisk,
     Quiver,
+    QuiverConfig,
+    QuiverCore,
     Selection,
     UnknownSubscriber,
+    _inspect,
     read_forwarded,
     repair,
 )
+from forebay.quiver._recovery import Recovered, recover
 from forebay.storage import LocalStore, MemoryStore
 from forebay.testing.world import World
 
@@ -51,6 +56,56 @@ def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)
+
+
+# A look from outside.
+
+
+async def test_store_in_use_is_looked_at_again_before_it_is_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Quiver(tmp_path / "q", BIG) as quiver:
+        await quiver.register("a")
+        for number in range(3):
+            await quiver.ingest(batch(number))
+            await quiver.flush()
+        delivery = await quiver.next("a", 0)
+        assert delivery is not None
+        looks = 0
+
+        def look(disk: LocalDisk, *, read_only: bool) -> Recovered:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise FileNotFoundError
+            found = recover(disk, read_only=read_only)
+            if looks == 2:
+                found.report.segments_lost = [1]
+            return found
+
+        monkeypatch.setattr(_inspect, "recover", look)
+        view = DirectoryView.read(tmp_path / "q")
+        assert looks == 3
+        assert view.verify() == []
+        # Gone between the look and the reading of its data.
+        await delivery.ack()
+        await quiver.maintain()
+        assert view.verify() == []
+        assert [row["number"] for row in view.last_rows(25)] == [1] * 10 + [2] * 10
+
+
+async def test_damage_is_told_although_every_look_finds_it(tmp_path: Path) -> None:
+    await fill(tmp_path / "q")
+    [name] = (tmp_path / "q" / "segments").iterdir()
+    flip(name, name.stat().st_size - 20)
+    assert DirectoryView.read(tmp_path / "q").verify()
+
+
+async def test_root_of_several_cores_says_where_to_look(tmp_path: Path) -> None:
+    async with QuiverCore(tmp_path / "q", 0, 2, QuiverConfig()):
+        with pytest.raises(NotFound) as caught:
+            DirectoryView.read(tmp_path / "q")
+    assert "core_0" in caught.value.hint
 
 
 # Reading by time.

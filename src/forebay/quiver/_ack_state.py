@@ -16,6 +16,7 @@ Which of the two it was is known at the end of a replay: `settle_implied`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forebay.formats import quiver_ack
@@ -65,7 +66,12 @@ class AckState:
         """WAL entries that need no replay."""
         self.next_segment = 1
         self.next_entry = 1
+        self._known_from = 0
+        """Segments below were finalized before the checkpoint. It knows which of them are gone: a record that
+        is replayed must not bring one back, whose loss would be counted again."""
         self.losses: Counter[str] = Counter()
+        self.on_resolved: Callable[[str, quiver_ack.Runs], None] = lambda name, runs: None
+        """Hears what a subscriber is about to need no more."""
         self.implied: set[str] | None = None
         """While a log is replayed: subscribers that only outcomes speak of. None in a running store."""
 
@@ -75,7 +81,7 @@ class AckState:
         state = cls()
         state.live = RunSet(checkpoint.live)
         state.covered = RunSet(checkpoint.covered)
-        state.next_segment = checkpoint.next_segment
+        state.next_segment = state._known_from = checkpoint.next_segment
         state.next_entry = checkpoint.next_entry
         state.losses = Counter(checkpoint.losses)
         for name, each in checkpoint.subscribers.items():
@@ -108,11 +114,8 @@ class AckState:
                 self._register(name, after)
             case quiver_ack.Unregister(subscriber=name):
                 self._forget(name)
-            case quiver_ack.Finalized(segment=segment, entries=runs):
-                self.live.add(segment)
-                self.saw_segment(segment)
-                for first, last in runs:
-                    self.cover(first, last)
+            case quiver_ack.Finalized():
+                self._apply_finalized(record)
             case quiver_ack.Dropped(segment=segment, reason=reason, rows=rows, bytes=size):
                 self.saw_segment(segment)
                 if segment in self.live:
@@ -125,6 +128,13 @@ class AckState:
             case quiver_ack.Floor(next_segment=segment, next_entry=entry):
                 self.next_segment = max(self.next_segment, segment)
                 self.next_entry = max(self.next_entry, entry)
+
+    def _apply_finalized(self, record: quiver_ack.Finalized) -> None:
+        if record.segment >= self._known_from:
+            self.live.add(record.segment)
+        self.saw_segment(record.segment)
+        for first, last in record.entries:
+            self.cover(first, last)
 
     def cover(self, first: int, last: int) -> None:
         """These WAL entries need no replay."""
@@ -180,7 +190,9 @@ class AckState:
             who = self.subscribers[record.subscriber] = Subscriber(record.subscriber, 0)
         if record.outcome == "nack":
             return
+        runs = who.unresolved(record.first, record.last)
         if record.outcome == "dropped":
-            for first, last in who.unresolved(record.first, record.last):
+            for first, last in runs:
                 who.dropped[record.reason] += last - first + 1
+        self.on_resolved(who.name, runs)
         who.resolve(record.first, record.last)

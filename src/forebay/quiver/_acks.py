@@ -8,11 +8,15 @@ segment is ever deleted whose WAL entries could be replayed.
 **Checkpoint.** It names the newest log file, not the end of it: records that are replayed twice do no harm,
 and nobody has to stop for it. Two checkpoints are kept; log files go when the older of them needs them no
 more, so a damaged newest one costs a longer replay and nothing else.
+
+**Full disk.** The beginning of a log file is allocated before it is used, so that subscribers can go on, and
+with them deletion, when nothing else can be written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from forebay.formats import quiver_ack
 from forebay.formats.quiver_ack import Finalized, Record
@@ -26,7 +30,10 @@ from forebay.quiver._group_log import GroupLog, Item, LogFile, LogSettings
 
 __all__ = ["Acks", "CheckpointFile"]
 
-RECORD_TYPE = 1
+RECORD_TYPE: Final = 1
+RESERVED_BYTES: Final = 256 * 1024
+"""Bytes of a log file that are there before they are needed: on a full disk, acknowledgements are what gives
+space back, so they must not need any."""
 
 
 class CheckpointFile:
@@ -69,7 +76,16 @@ class Acks:
         self.records_since_checkpoint = 0
         self.log = GroupLog(
             disk,
-            LogSettings("ack", "ack", "log", ACK_MAGIC, config.ack_file_bytes),
+            LogSettings(
+                "ack",
+                "ack",
+                "log",
+                ACK_MAGIC,
+                config.ack_file_bytes,
+                spares_max=1,
+                spare_bytes=min(config.ack_file_bytes, RESERVED_BYTES),
+                is_always_prepared=True,
+            ),
             clock,
             on_durable=self._apply,
         )
@@ -91,12 +107,13 @@ class Acks:
         next_sequence: int,
         checkpoints: list[CheckpointFile],
         next_checkpoint: int,
+        spares: list[tuple[str, int]],
     ) -> None:
         """Go on behind what recovery found."""
         self._checkpoints = checkpoints
         self._checkpoint_bytes = sum(each.size for each in checkpoints)
         self._next_checkpoint = next_checkpoint
-        self.log.start(files, next_generation, next_sequence)
+        self.log.start(files, next_generation, next_sequence, spares)
 
     async def commit(self, records: Sequence[Record]) -> None:
         """Return once the records are durable and have taken effect."""

@@ -19,6 +19,7 @@ _RANGES = {
     "wal_spare_files": (0, 64),
     "flush_interval_ms": (0, 60_000),
     "pending_bytes_max": (65_536, 1 << 32),
+    "open_bytes_max": (65_536, 1 << 40),
     "size_cap_bytes": (1 << 18, 1 << 60),
     "headroom_bytes": (0, 1 << 60),
     "ack_file_bytes": (4_096, 1 << 30),
@@ -60,6 +61,9 @@ class QuiverConfig:
     who wait. It delays acknowledgements; it never lets one come early."""
     pending_bytes_max: int = 64 * 1024 * 1024
     """Encoded bytes that may wait for the WAL; further callers of `ingest` wait."""
+    open_bytes_max: int = 256 * 1024 * 1024
+    """Logical bytes in memory that are in no segment file yet; above it, or above two segments where that is
+    more, everything open is finalized and further callers of `ingest` wait. 64 KiB to 1 TiB."""
     size_cap_bytes: int = 10 * 1024 * 1024 * 1024
     """Bytes on disk of everything in the directory."""
     size_cap_policy: Literal["backpressure", "drop_oldest"] = "backpressure"

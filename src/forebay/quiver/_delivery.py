@@ -293,6 +293,15 @@ class Deliveries:
                 "reads", lambda: _aside.keep(self._disk, "quarantine", files(), limit)
             )
 
+    async def bound_aside(self) -> None:
+        """Hold what was put aside at opening to the bound, once everybody has been told of it."""
+        limit = self._config.dead_letter_bytes_max
+        if self.aside_bytes > limit:
+            with contextlib.suppress(OSError):
+                self.aside_bytes = await self._disk.run(
+                    "reads", lambda: _aside.keep(self._disk, "quarantine", {}, limit)
+                )
+
     async def _lose(self, name: str, segment: int) -> None:
         """Nothing of it can be read: say so, rather than deliver nothing as if it were something."""
         if segment not in self._damaged:

@@ -233,6 +233,9 @@ class Finalizer:
         )
         for each in built:
             await self._write_one(segment, each)
+        if segment.batches:
+            # Some cannot be written, which the next attempt says. They keep nobody else waiting.
+            self._queue.append(segment)
 
     async def _write_one(self, segment: Frozen, built: Built) -> None:
         number = built.meta.segment
@@ -242,7 +245,11 @@ class Finalizer:
         except Exception:
             self._skipped(number)
             raise
-        segment.batches = segment.batches[len(built.batches) :]
+        if segment.batches[0] is built.batches[0]:
+            segment.batches = segment.batches[len(built.batches) :]
+        else:
+            gone = {each.sequence for each in built.batches}
+            segment.batches = [each for each in segment.batches if each.sequence not in gone]
         segment.bytes -= info.raw_bytes
         self.bytes -= info.raw_bytes
         self._register(info)

@@ -115,6 +115,10 @@ class LogSettings:
     flush_interval_ms: int = 0
     spares_max: int = 0
     """Files kept for reuse."""
+    spare_bytes: int = 0
+    """Bytes of one that is made for it. Where it is at hand, frames need no new space on the disk."""
+    is_always_prepared: bool = False
+    """Make one at every start that finds none, not at the first alone."""
 
 
 class GroupLog:
@@ -383,7 +387,7 @@ class GroupLog:
             if len(self._spares) + len(keep) >= self._settings.spares_max:
                 break
             # A short file would have to grow, and one with a large frame in it is too much to keep.
-            if self._settings.file_bytes // 2 <= file.bytes <= 2 * self._settings.file_bytes:
+            if self._settings.spare_bytes // 2 <= file.bytes <= 2 * self._settings.file_bytes:
                 keep[file_name(file.generation, SPARE)] = file.bytes
         kept = await self._in_files(lambda: self._remove(wanted, keep))
         for file in wanted:
@@ -392,11 +396,12 @@ class GroupLog:
         self._count()
 
     async def prepare(self) -> None:
-        """Have a spare at the first start, when there is nothing to use again."""
-        if self._settings.spares_max == 0 or self._spares or self.files:
+        """Have a spare, when there is nothing to use again."""
+        settings = self._settings
+        if settings.spares_max == 0 or self._spares or (self.files and not settings.is_always_prepared):
             return
         name = file_name(0, SPARE)
-        size = self._settings.file_bytes
+        size = settings.spare_bytes
 
         def work() -> None:
             place = f"{self._directory}/{name}"

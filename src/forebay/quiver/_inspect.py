@@ -1,11 +1,16 @@
-"""A store's directory, read without opening it: nothing is locked, moved or written."""
+"""A store's directory, read without opening it: nothing is locked, moved or written.
+
+A store that is in use changes under the reader: a segment is acknowledged and gone between the look at
+`ack.log` and the look at the files. So what seems to be damaged is looked at again, and counts once two looks
+in a row agree.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from forebay.errors import FormatError, NotFound
 from forebay.formats.quiver_segment import SegmentMeta
@@ -17,6 +22,9 @@ from forebay.quiver._segment_file import segment_name
 from forebay.quiver._selection import Selection
 
 __all__ = ["DirectoryView", "describe_segment"]
+
+LOOKS_MAX: Final = 10
+"""Looks at a directory that changes meanwhile."""
 
 
 def describe_segment(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -42,6 +50,21 @@ def _described(meta: SegmentMeta, file_bytes: int) -> dict[str, Any]:
     }
 
 
+def _looked_at(disk: LocalDisk) -> Recovered:
+    before = None
+    for attempt in range(LOOKS_MAX):
+        try:
+            found = recover(disk, read_only=True)
+        except FileNotFoundError:
+            if attempt == LOOKS_MAX - 1:
+                raise
+            continue
+        if found.report.is_clean or found.report == before:
+            return found
+        before = found.report
+    return found
+
+
 class DirectoryView:
     """What the next opening of the directory would find."""
 
@@ -54,9 +77,11 @@ class DirectoryView:
         """Raises `NotFound` where the directory is no store."""
         root = Path(path)
         if not all((root / each).is_dir() for each in DIRECTORIES):
-            raise NotFound(str(root), hint="it is not the directory of a Quiver store")
+            hint = "it is not the directory of a Quiver store"
+            cores = sorted(each.name for each in root.glob("core_*")) if root.is_dir() else []
+            raise NotFound(str(root), hint=f"look at one of its cores: {cores[0]}" if cores else hint)
         try:
-            return cls(root, recover(LocalDisk(root), read_only=True))
+            return cls(root, _looked_at(LocalDisk(root)))
         except OSError as error:
             raise from_os_error("reading the directory", error) from error
 
@@ -127,6 +152,8 @@ class DirectoryView:
         for number in sorted(self.found.segments):
             try:
                 view = SegmentView(disk.read(segment_name(number)))
+            except FileNotFoundError:
+                continue  # Everybody has had it since.
             except (FormatError, OSError) as error:
                 problems.append(f"segment {number}: {error}")
                 continue
@@ -148,7 +175,11 @@ class DirectoryView:
         """The last rows of the finished segments that are asked for, oldest first."""
         rows: list[dict[str, Any]] = []
         for number in self.select(selection, newest_first=True):
-            table = (selection or Selection()).rows(self.view(number))
+            try:
+                view = self.view(number)
+            except FileNotFoundError:
+                continue
+            table = (selection or Selection()).rows(view)
             rows[:0] = table.slice(max(0, table.num_rows - (count - len(rows)))).to_pylist()
             if len(rows) >= count:
                 break

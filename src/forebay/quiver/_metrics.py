@@ -36,6 +36,11 @@ class QuiverMetrics:
         self.lost_segments = counter("quiver.loss.segments_total", "Segments somebody never got", ("reason",))
         self.lost_bytes = counter("quiver.loss.bytes_total", "Logical bytes in them", ("reason",))
         self.lost_rows = counter("quiver.loss.rows_total", "Rows in them", ("signal", "reason"))
+        self.losses_ever = gauge(
+            "quiver.loss.recorded",
+            "Segments, entries, rows or bytes lost since the store was made",
+            ("core_id", "what", "reason"),
+        )
         self.emergencies = counter(
             "quiver.retention.size_emergency_total", "Times the cap forced unprocessed data out"
         )
@@ -66,6 +71,7 @@ class QuiverMetrics:
         self.read_errors = counter("quiver.read.errors_total", "Reads of a segment that failed")
         self.disk_actual = gauge("quiver.disk.bytes_actual", "Bytes of all files, as listed once a minute")
         self.disk_accounted = gauge("quiver.disk.bytes_accounted", "Bytes of all files, as counted")
+        self.disk_cap = gauge("quiver.disk.bytes_cap", "Bytes that all files may have")
         self.core_bytes = gauge("quiver.core.bytes", "Bytes of all files of a core", ("core_id",))
         self.cap_fraction = gauge("quiver.core.cap_fraction", "Share of the size cap in use")
         self.clock_jumps = counter("quiver.clock.jump_total", "Steps of the wall clock that paused expiry")

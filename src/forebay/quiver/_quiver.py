@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import random
 from collections.abc import AsyncIterator, Mapping
@@ -27,19 +26,21 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from forebay.errors import Backpressure, Closed, ForebayError, UsageError
+from forebay.errors import Backpressure, Closed, ForebayError, LimitExceeded, UsageError
 from forebay.formats import quiver_ack, quiver_wal
 from forebay.formats.quiver_ack import Dropped, Finalized, Outcome, Record, Register, Unregister
 from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, WAL_MAGIC, check_body
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver._acks import Acks
+from forebay.quiver._backlog import Backlog
 from forebay.quiver._budget import Budget, OwnBudget
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Deliveries, Delivery
 from forebay.quiver._disk import Disk, Piece
 from forebay.quiver._errors import DirectoryInUse, from_os_error
 from forebay.quiver._finalizer import Finalizer
+from forebay.quiver._gauges import Gauges
 from forebay.quiver._group_log import GroupLog, Item, LogSettings
 from forebay.quiver._local_disk import LocalDisk
 from forebay.quiver._metrics import QuiverMetrics
@@ -57,10 +58,10 @@ from forebay.quiver._submission import Forms, check_batch, context_of
 __all__ = ["Quiver", "Receipt"]
 
 _log = logging.getLogger(__name__)
+SUBSCRIBERS_MAX: Final = 1_000
+"""Subscribers of one Quiver store: each is asked about each segment."""
 YIELD_BYTES: Final = 512 * 1024
 """Encoded bytes that one producer may queue before others get a turn."""
-MEASURE_S: Final = 60.0
-"""Seconds between two listings of the directory for `quiver.disk.bytes_actual`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,11 @@ class Quiver:
         self._clock = clock or SystemClock()
         self._random = randomness or random.SystemRandom()
         self._metrics = QuiverMetrics(metrics or MetricsRegistry())
+        self._open_bytes_max = max(self._config.open_bytes_max, 2 * self._config.segment_bytes)
         self._forms = Forms()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
-        self._measured_at = -math.inf
         self._kept_loop_bytes = 0
-        self._signals: list[str] = []
         self._trim_wanted = asyncio.Event()
         self.report = RecoveryReport()
         """What the last `open` found."""
@@ -148,6 +148,8 @@ class Quiver:
         config, clock, state = self._config, self._clock, found.state
         self.report = found.report
         self._segments = dict(sorted(found.segments.items()))
+        self._backlog = Backlog(self._segments, state)
+        self._gauges = Gauges(self._metrics, self._disk, clock, self._core)
         self._acks = Acks(self._disk, config, clock, state, self._applied)
         self._wal = GroupLog(
             self._disk,
@@ -159,6 +161,7 @@ class Quiver:
                 config.wal_file_bytes,
                 config.flush_interval_ms,
                 config.wal_spares_max,
+                config.wal_file_bytes,
             ),
             clock,
             on_durable=self._durable,
@@ -189,6 +192,7 @@ class Quiver:
                 self._deliveries,
                 self._segments,
                 self._budget,
+                self._backlog,
             )
         )
         self._acks.start(
@@ -197,6 +201,7 @@ class Quiver:
             found.next_ack_sequence,
             found.checkpoints,
             found.next_checkpoint,
+            found.ack_spares,
         )
         self._wal.start(found.wal_files, found.next_wal_generation, state.next_entry, found.wal_spares)
         self._orphans = Orphans(
@@ -230,6 +235,7 @@ class Quiver:
         # On a full disk these wait for the next opening; nothing depends on them.
         with contextlib.suppress(ForebayError):
             await self._acks.commit(lost)
+            await self._deliveries.bound_aside()
         self._retention.judge_all()
         await self._replay(found)
         report = found.report
@@ -340,6 +346,8 @@ class Quiver:
         pieces, size = quiver_wal.encode_pieces(batch, signal, context, config.wal_codec, form)
         length = sum(map(len, pieces))
         check_body(length)
+        if self._finalizer.bytes + wal.pending_bytes > self._open_bytes_max:
+            await self._admit_to_memory()
         need = max(length, size) + FRAME_OVERHEAD_BYTES
         if self._retention.is_over(need):
             await self._retention.admit(need)
@@ -364,6 +372,19 @@ class Quiver:
         if batch.get_total_buffer_size() <= 2 * size + 65_536:
             return batch
         return quiver_wal.decode(b"".join(pieces)).batch
+
+    async def _admit_to_memory(self) -> None:
+        """Wait while more is in memory than segments can be written of."""
+        finalizer = self._finalizer
+        while finalizer.bytes + self._wal.pending_bytes > self._open_bytes_max:
+            if finalizer.problem is not None:
+                raise finalizer.problem
+            await self._wal.drained()
+            finalizer.freeze_all()
+            if not finalizer.is_busy:
+                return
+            await finalizer.changed()
+            self._check_open()
 
     async def _admit_to_wal(self, more: int) -> None:
         """Wait while the WAL is full of what is not in segments yet."""
@@ -407,6 +428,7 @@ class Quiver:
     def _register(self, info: SegmentInfo) -> None:
         self._segments[info.segment] = info
         self._acks.finalized(Finalized(info.segment, info.entries))
+        self._backlog.added(info)
         self._retention.registered(info)
         self._deliveries.notify()
         self._trim_wanted.set()
@@ -418,9 +440,11 @@ class Quiver:
         self._metrics.finalize_seconds.observe(seconds)
         if not ok:
             self._metrics.finalize_failures.inc()
+            self._trim_wanted.set()
             _log.warning("quiver.segment.finalize_failed: %s", self._finalizer.problem)
 
     def _applied(self, record: Record) -> None:
+        self._backlog.applied(record)
         self._retention.judge(record)
         self._trim_wanted.set()
 
@@ -435,7 +459,15 @@ class Quiver:
         self._check_open()
         quiver_ack.check_subscriber(name)
         async with self._retention.lock:
-            if name not in self._acks.state.subscribers:
+            there = self._acks.state.subscribers
+            if name not in there:
+                if len(there) >= SUBSCRIBERS_MAX:
+                    raise LimitExceeded(
+                        "SUBSCRIBERS_MAX",
+                        limit=SUBSCRIBERS_MAX,
+                        actual=len(there) + 1,
+                        hint="unregister those that nobody serves any more",
+                    )
                 await self._acks.commit(self._registration(name, start))
 
     def _registration(self, name: str, start: str | int) -> list[Record]:
@@ -520,6 +552,7 @@ class Quiver:
         self._check_open()
         return collect(
             self._segments,
+            self._backlog,
             self._acks,
             self._wal,
             self._finalizer,
@@ -532,23 +565,12 @@ class Quiver:
         while True:
             await self._clock.sleep(self._config.maintenance_interval_ms / 1000)
             await self._guarded(self.maintain())
-            await self._guarded(self._measure())
+            await self._guarded(self._gauges.measure())
             self._gauge()
 
     async def _prepare(self) -> None:
+        await self._guarded(self._acks.log.prepare())
         await self._guarded(self._wal.prepare())
-
-    async def _measure(self) -> None:
-        """List the files now and then, to see whether the accounts are right."""
-        now = self._clock.monotonic()
-        if not self._is_open or now - self._measured_at < MEASURE_S:
-            return
-        self._measured_at = now
-
-        def work() -> int:
-            return sum(size for each in DIRECTORIES for _, size in self._disk.list(each))
-
-        self._metrics.disk_actual.set(await self._disk.run("files", work))
 
     async def _trim_forever(self) -> None:
         """Give space back soon after a finalize or an acknowledgement, without waiting for the timer."""
@@ -566,33 +588,8 @@ class Quiver:
             _log.warning("quiver.maintenance.failed: %s", error)
 
     def _gauge(self) -> None:
-        if not self._is_open:
-            return
-        metrics, stats = self._metrics, self.stats()
-        metrics.unsynced_bytes.set(self._wal.pending_bytes)
-        oldest = self._wal.oldest_pending_at
-        metrics.unsynced_age.set(0 if oldest is None else self._clock.monotonic() - oldest)
-        metrics.wal_bytes.set(stats.wal_bytes)
-        metrics.spare_bytes.set(self._wal.spare_bytes)
-        metrics.open_bytes.set(stats.open_bytes)
-        queued: dict[str, int] = dict.fromkeys(self._signals, 0)
-        for info in self._segments.values():
-            queued[info.signal] = queued.get(info.signal, 0) + info.rows
-        self._signals = list(queued)
-        for signal, rows in queued.items():
-            metrics.items_queued.labels(signal).set(rows)
-        metrics.ack_bytes.set(stats.ack_bytes)
-        metrics.ack_records.set(self._acks.records_since_checkpoint)
-        metrics.checkpoint_age.set(self._acks.checkpoint_age_s)
-        metrics.disk_accounted.set(stats.used_bytes)
-        metrics.core_bytes.labels(str(self._core)).set(stats.used_bytes)
-        metrics.cap_fraction.set(stats.used_bytes / self._budget.cap_bytes)
-        for each in stats.subscribers:
-            metrics.lag.labels(each.name).set(each.lag_segments)
-            metrics.oldest_pending.labels(each.name).set(each.oldest_pending_ms / 1000)
-            metrics.gap_set.labels(each.name).set(each.gap_set_size)
-            metrics.in_flight.labels(each.name).set(each.in_flight)
-            metrics.orphaned.labels(each.name).set(each.pinned_bytes if each.is_orphaned else 0)
+        if self._is_open:
+            self._gauges.show(self.stats(), self._wal, self._acks, self._backlog, self._budget.cap_bytes)
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -68,6 +68,7 @@ class Recovered:
     checkpoints: list[CheckpointFile] = field(default_factory=list)
     next_checkpoint: int = 1
     ack_files: list[LogFile] = field(default_factory=list)
+    ack_spares: list[tuple[str, int]] = field(default_factory=list)
     wal_files: list[LogFile] = field(default_factory=list)
     wal_spares: list[tuple[str, int]] = field(default_factory=list)
     """Names and sizes of WAL files that wait to be used again."""
@@ -128,6 +129,9 @@ class _Recovery:
         for name, size in names:
             generation = generation_of(name, "log")
             if generation is None:
+                if (spare := generation_of(name, SPARE)) is not None:
+                    found.ack_spares.append((name, size))
+                    found.next_ack_generation = max(found.next_ack_generation, spare + 1)
                 continue
             oldest = generation if oldest is None else oldest
             file = LogFile(generation, size)

@@ -21,10 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, StorageFull
 from forebay.formats.quiver_ack import Dropped, Outcome, Record, WalDropped
 from forebay.kit.clock import Clock
 from forebay.quiver._acks import Acks
+from forebay.quiver._backlog import Backlog
 from forebay.quiver._budget import Budget
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Deliveries
@@ -59,6 +60,7 @@ class Parts:
     deliveries: Deliveries
     segments: dict[int, SegmentInfo]
     budget: Budget
+    backlog: Backlog
 
 
 class Retention:
@@ -74,13 +76,13 @@ class Retention:
         self._last_s = parts.clock.monotonic()
         self._paused_until = 0.0
         self._processed: set[int] = set()
-        self.segment_bytes = sum(each.file_bytes for each in parts.segments.values())
+        self._oldest_ms = min((each.ingested_ms[1] for each in parts.segments.values()), default=1 << 62)
 
     @property
     def used_bytes(self) -> int:
         """Bytes of all files."""
         parts = self._parts
-        return self.segment_bytes + parts.wal.bytes + parts.acks.bytes + parts.deliveries.aside_bytes
+        return parts.backlog.file_bytes + parts.wal.bytes + parts.acks.bytes + parts.deliveries.aside_bytes
 
     def projected_bytes(self, more: int) -> int:
         """Bytes on disk once everything in memory, and `more` bytes of a new batch, are in files."""
@@ -99,7 +101,7 @@ class Retention:
 
     def registered(self, info: SegmentInfo) -> None:
         """A segment is there."""
-        self.segment_bytes += info.file_bytes
+        self._oldest_ms = min(self._oldest_ms, info.ingested_ms[1])
 
     def judge(self, record: Record) -> None:
         """Look whether a record made segments deletable."""
@@ -128,7 +130,7 @@ class Retention:
         async with self.lock:
             await self._trim()
             others_need = self._budget.is_short
-            if others_need:
+            if others_need or isinstance(self._parts.finalizer.problem, StorageFull):
                 await self._parts.wal.drop_spares()
             await self._sweep(0 if others_need else self._config.headroom_bytes)
             if expire:
@@ -187,11 +189,13 @@ class Retention:
         now_ms = self._look_at_clock()
         if retain is None or self._parts.clock.monotonic() < self._paused_until:
             return
-        old = [
-            number for number, info in self._parts.segments.items() if now_ms - info.ingested_ms[1] > retain
-        ]
-        for number in old:
+        if now_ms - self._oldest_ms <= retain:
+            return
+        segments = self._parts.segments
+        for number in [each for each, info in segments.items() if now_ms - info.ingested_ms[1] > retain]:
             await self._drop(number, "expired")
+        # Counted last: what could not be dropped is looked at again.
+        self._oldest_ms = min((each.ingested_ms[1] for each in segments.values()), default=1 << 62)
 
     def _look_at_clock(self) -> int:
         clock = self._parts.clock
@@ -318,7 +322,7 @@ class Retention:
         for segment in gone:
             info = parts.segments.pop(segment, None)
             if info is not None:
-                self.segment_bytes -= info.file_bytes
+                parts.backlog.removed(info)
                 parts.metrics.reclaimed.inc(info.file_bytes)
             self._processed.discard(segment)
             parts.acks.state.live.remove(segment)

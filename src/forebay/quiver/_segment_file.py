@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.errors import FormatError, LimitExceeded
+from forebay.errors import FormatError
 from forebay.formats import quiver_segment
 from forebay.formats.quiver_ack import Runs
 from forebay.formats.quiver_segment import SegmentMeta, Source
@@ -89,18 +89,30 @@ def segment_name(segment: int) -> str:
 
 
 def build(batches: list[Batch], *, template: SegmentMeta, event_time_column: str) -> list[Built]:
-    """Segments with these batches, mostly one, numbered from `template.segment` on. Runs in a thread."""
+    """Segments with these batches, mostly one, numbered from `template.segment` on. Runs in a thread.
+
+    What cannot go into one segment is split. A batch that cannot be written at all is in none of them; raises
+    its error where that is true of every one.
+    """
     try:
         joined = _joined(batches)
         meta, pieces = quiver_segment.encode(_meta(batches, joined, template, event_time_column), joined)
-    except (pa.ArrowException, LimitExceeded):
+        return [Built(meta, pieces, batches)]
+    except Exception:
         if len(batches) == 1:
             raise
-        half = len(batches) // 2
-        left = build(batches[:half], template=template, event_time_column=event_time_column)
-        behind = msgspec.structs.replace(template, segment=template.segment + len(left))
-        return [*left, *build(batches[half:], template=behind, event_time_column=event_time_column)]
-    return [Built(meta, pieces, batches)]
+    built: list[Built] = []
+    problem: Exception | None = None
+    half = len(batches) // 2
+    for part in (batches[:half], batches[half:]):
+        numbered = msgspec.structs.replace(template, segment=template.segment + len(built))
+        try:
+            built += build(part, template=numbered, event_time_column=event_time_column)
+        except Exception as error:
+            problem = error
+    if problem is not None and not built:
+        raise problem
+    return built
 
 
 def _joined(batches: list[Batch]) -> list[pa.RecordBatch]:

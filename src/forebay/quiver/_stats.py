@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forebay.quiver._acks import Acks
+from forebay.quiver._backlog import Backlog
 from forebay.quiver._delivery import Deliveries
 from forebay.quiver._finalizer import Finalizer
 from forebay.quiver._group_log import GroupLog
@@ -57,6 +58,7 @@ class QuiverStats:
 
 def collect(
     segments: dict[int, SegmentInfo],
+    backlog: Backlog,
     acks: Acks,
     wal: GroupLog,
     finalizer: Finalizer,
@@ -67,16 +69,15 @@ def collect(
     """Look at everything once."""
     subscribers = []
     for who in acks.state.subscribers.values():
-        pending = [info for number, info in segments.items() if not who.is_resolved(number)]
-        oldest = min((info.ingested_ms[0] for info in pending), default=now_ms)
+        pending, oldest = backlog.of(who.name), backlog.oldest(who.name)
         subscribers.append(
             SubscriberStats(
                 name=who.name,
                 high_water=who.high_water,
                 gap_set_size=len(who.resolved_above),
-                lag_segments=len(pending),
-                pinned_bytes=sum(info.file_bytes for info in pending),
-                oldest_pending_ms=max(0, now_ms - oldest),
+                lag_segments=pending.segments,
+                pinned_bytes=pending.bytes,
+                oldest_pending_ms=0 if oldest is None else max(0, now_ms - oldest.ingested_ms[0]),
                 in_flight=deliveries.in_flight(who.name),
                 is_active=deliveries.is_active(who.name),
                 is_orphaned=deliveries.is_orphaned(who.name),
@@ -85,10 +86,10 @@ def collect(
         )
     return QuiverStats(
         segments=len(segments),
-        rows=sum(info.rows for info in segments.values()),
+        rows=backlog.rows.total(),
         next_segment=finalizer.next_segment,
         used_bytes=used_bytes,
-        segment_bytes=sum(info.file_bytes for info in segments.values()),
+        segment_bytes=backlog.file_bytes,
         wal_bytes=wal.bytes,
         ack_bytes=acks.bytes,
         open_bytes=finalizer.bytes,
