@@ -59,6 +59,36 @@ async def test_the_manifest_tells_how_many_share_it() -> None:
     assert clock.monotonic() - before <= PERIOD_S_MAX, "however many there are"
 
 
+def test_two_producers_do_not_starve_each_other() -> None:
+    found = [contention(2, seed) for seed in range(1, 5)]
+    assert max(run.p99_ms for run in found) <= 600
+    assert sum(run.requests_per_batch for run in found) / len(found) <= 2.4
+
+
+async def test_a_producer_that_loses_for_a_while_is_not_forgotten() -> None:
+    pace = Pace(ManualClock(), random.Random(1))
+    pace.saw(0, 1)
+    for number in range(0, 40, 2):
+        pace.succeeded(number, 1)  # two take turns
+    for number in range(40, 45):
+        pace.succeeded(number, 1)  # and now one of them only loses
+    assert pace.is_shared
+
+
+async def test_what_others_did_while_there_was_nothing_to_enqueue_is_no_reason_to_wait() -> None:
+    clock = ManualClock()
+    pace = Pace(clock, random.Random(1))
+    pace.saw(0, 1)
+    pace.succeeded(0, 1)
+    clock.advance(60)
+    await pace.turn()
+    pace.saw(100_000, 1)
+    pace.succeeded(100_000, 1)
+    before = clock.monotonic()
+    await pace.turn()
+    assert clock.monotonic() - before < 0.2
+
+
 async def test_a_store_that_stalls_now_and_then_teaches_no_long_pauses() -> None:
     clock = ManualClock()
     pace = Pace(clock, random.Random(1))

@@ -11,6 +11,11 @@ apart by at least one write, since the manifest takes one at a time; everybody w
 so the next tries are apart as well. Each producer finds a slot of its own without a word. That is also why
 this wait is not varied at random. A lone producer sees only its own entries and never waits.
 
+Both counts are sums over several successes, older ones weighing less. One success alone tells too little: a
+producer that loses a few times enqueues nothing, and if the other took that for its absence it would not wait
+any more, and win for good. What came while we had nothing to enqueue tells nothing of our share and is left
+out.
+
 How long a look and a write take is the median of the last few: a store that stalls for seconds now and then,
 as some do over writes that overlap, must not teach everybody to pause for seconds.
 
@@ -36,7 +41,7 @@ PERIOD_S_MAX: Final = 2.0
 """Longest time from a success to the next try, however many producers there are."""
 CROWD_MIN: Final = 1.2
 """Producers, as estimated, from which on there is anybody to wait for."""
-MARGIN: Final = 1.1
+MARGIN: Final = 1.3
 """Time of a slot over the time of a look and a write."""
 CROWD_FEARED: Final = 4
 """Producers that a conflict makes us reckon with before the manifest has told."""
@@ -46,9 +51,10 @@ TIMES_KEPT: Final = 9
 """Looks and writes whose times count."""
 TIME_S_MIN: Final = 1e-4
 """What a look or a write takes at least: a store in memory needs no time that a clock shows."""
-_CROWD_SMOOTHING: Final = 0.6
-_DOUBT: Final = 0.7
-"""Weight of an estimate made before our own batches are counted in."""
+IDLE_CROWD: Final = 2.0
+"""Producers that are reckoned with after a time without commits, if there were several before."""
+_KEEP: Final = 0.8
+"""What a count of entries still weighs one success later."""
 _EAGERNESS, _YOUTH = 0.3, 3.0
 """Ceiling of the wait after a conflict, in writes: of whoever waited for a whole round, and what is added for
 somebody who just came."""
@@ -68,6 +74,10 @@ class Pace:
         """How many producers as busy as this one there seem to be, itself included."""
         self._next_due = float("-inf")
         self._end: int | None = None
+        self._ours = self._all = 0.0
+        """Entries added by us and by everybody, older ones weighing less."""
+        self._ended = float("inf")
+        """When our last commit ended."""
 
     def read_took(self, seconds: float) -> None:
         """A look at the manifest took so long."""
@@ -85,7 +95,10 @@ class Pace:
         return self.crowd >= CROWD_MIN
 
     async def turn(self) -> None:
-        """Wait until the others had their turns."""
+        """A commit begins: wait until the others had their turns."""
+        if self._clock.monotonic() - self._ended > PERIOD_S_MAX:
+            self.crowd = self._all = min(self.crowd, IDLE_CROWD)
+            self._ours, self._end = 1.0, None
         wait = self._next_due - self._clock.monotonic()
         if wait > 0:
             await self._clock.sleep(wait)
@@ -98,18 +111,21 @@ class Pace:
         """A commit put `count` batches at `sequence`."""
         since = sequence if self._end is None else self._end
         self._end = sequence + count
-        seen = min((self._end - since) / count, CROWD_MAX)
-        self.crowd += _CROWD_SMOOTHING * (seen - self.crowd)
+        self._ours = _KEEP * self._ours + count
+        self._all = _KEEP * self._all + min(self._end - since, CROWD_MAX * count)
+        self.crowd = self._all / self._ours
         slot_s = MARGIN * (self._read_s + self._write_s)
         others_s = slot_s * (self.crowd - 1) if self.is_shared else 0.0
-        self._next_due = self._clock.monotonic() + min(others_s, PERIOD_S_MAX)
+        self._ended = self._clock.monotonic()
+        self._next_due = self._ended + min(others_s, PERIOD_S_MAX)
 
     def saw(self, next_sequence: int, waiting: int) -> None:
         """The manifest was read while `waiting` batches of ours are to be enqueued."""
         if self._end is None:
             self._end = next_sequence
-        guess = 1 + _DOUBT * (next_sequence - self._end) / waiting
-        self.crowd = max(self.crowd, min(guess, CROWD_MAX))
+        seen = min(waiting + next_sequence - self._end, CROWD_MAX * waiting)
+        guess = (_KEEP * self._all + seen) / (_KEEP * self._ours + waiting)
+        self.crowd = max(self.crowd, guess)
 
     def wait_after(
         self, problem: ForebayError, attempt: int, waiting_since: float, policy: RetryPolicy
