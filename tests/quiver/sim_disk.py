@@ -17,6 +17,7 @@ from forebay.kit.clock import Clock
 from forebay.quiver._disk import Lane, Piece
 
 T = TypeVar("T")
+SECTOR_BYTES = 512
 
 
 class SimCrash(BaseException):
@@ -53,6 +54,8 @@ class SimDisk:
         """The number of an operation, and the error it fails with."""
         self.history: list[str] = []
         self.lanes: dict[str, asyncio.Lock] = {}
+        self.tears_sectors = False
+        """Whether each sector of a write survives a loss of power on its own, in any order."""
         self.delays: dict[str, float] = {}
         """Seconds that work in a lane takes longer."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -79,6 +82,7 @@ class SimDisk:
         """The disk as the next process finds it."""
         new = SimDisk(self.rng, self.clock)
         new.directories = set(self.directories)
+        new.tears_sectors = self.tears_sectors
         names = dict(self.names)
         if power_loss:
             names = dict(self.durable_names)
@@ -109,6 +113,12 @@ class SimDisk:
                 del data[each:]
                 continue
             offset, piece = each
+            if self.tears_sectors:
+                share = self.rng.choice([0.5, 0.9, 1.0])
+                for at in range(0, len(piece), SECTOR_BYTES):
+                    if self.rng.random() < share:
+                        _put(data, offset + at, piece[at : at + SECTOR_BYTES])
+                continue
             if self.rng.random() < 0.4:
                 piece = piece[: self.rng.randint(0, len(piece))]
             _put(data, offset, piece)

@@ -271,7 +271,8 @@ class Life:
         """Open what is left once more, and compare."""
         disk.clock = world.clock()
         async with store(world, disk) as quiver:
-            assert quiver.report.is_clean, quiver.report
+            # A group of which the middle was lost looks like damage, and nothing in it was acknowledged.
+            assert quiver.report.is_clean or disk.tears_sectors, quiver.report
             for name in ("a", "b"):
                 await quiver.register(name)
                 await self.read(quiver, name)
@@ -308,9 +309,11 @@ def crash_once(
     power_loss: bool,
     again_at: int | None = None,
     fail_at: tuple[int, int] | None = None,
+    tears_sectors: bool = False,
 ) -> int:
     """Crash at an operation, reopen (perhaps crash again), and read everything. Returns operations made."""
     disk = SimDisk(random.Random(seed))
+    disk.tears_sectors = tears_sectors
     life = Life()
 
     async def one(me: Actor, world: World, current: SimDisk, rounds: int) -> None:
@@ -363,6 +366,15 @@ def test_crash_while_recovering_from_a_crash_loses_nothing() -> None:
         rng = random.Random(seed)
         crash_once(
             seed, rng.randrange(20, OPERATIONS), power_loss=seed % 3 != 0, again_at=rng.randrange(1, 120)
+        )
+
+
+def test_sectors_that_survive_in_any_order_lose_and_repeat_nothing() -> None:
+    for seed in seeds(30):
+        rng = random.Random(seed)
+        again_at = rng.choice([None, rng.randrange(1, 200)])
+        crash_once(
+            seed, rng.randrange(20, OPERATIONS), power_loss=True, again_at=again_at, tears_sectors=True
         )
 
 
