@@ -5,8 +5,10 @@ second, all producers together, and what counts is the time from a record's due 
 the 99th percentile, as its inverse, so that higher is better like every rate. Requests per flush are those of
 the last paced run. Flat out, 100 records per call, what counts is records per second until all are durable.
 
-Our producers share one process and one event loop; the crate's share one process and its threads. With the
-commit broker, our producers hand their locations to a broker in the same process.
+Our producers share one process and one event loop; the crate's share one process and its threads. Those of
+ours then commit together, which is what a user gets; "apart" keeps them from it, as if each were a process of
+its own. With the commit broker they hand their locations to a broker in the same process. Both sides make
+every record anew, the same bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,21 +120,30 @@ class _InProcess:
 
 
 async def _produce(
-    store: ObjectStore, producers: int, *, records: int, per_call: int, rate: float, broker: bool = False
+    store: ObjectStore,
+    producers: int,
+    *,
+    records: int,
+    per_call: int,
+    rate: float,
+    broker: bool = False,
+    apart: bool = False,
 ) -> Ran:
     """Our producers on a new queue."""
     counting = _Counting(store)
     queue = f"q{random.getrandbits(48):x}"
     config = BufferConfig(data_path_prefix=f"{queue}/data", manifest_path=f"{queue}/manifest")
     serving = CommitBroker(counting, config) if broker else None
+    # Producers commit together only where their limits agree.
+    configs = [replace(config, commit_batches_max=64 + apart * number) for number in range(producers)]
     latencies: list[float] = []
     began = time.perf_counter()
     await asyncio.gather(
         *[
             _one_producer(
-                counting, config, serving, records // producers, per_call, rate / producers, latencies
+                number, counting, each, serving, records // producers, per_call, rate / producers, latencies
             )
-            for _ in range(producers)
+            for number, each in enumerate(configs)
         ]
     )
     elapsed = time.perf_counter() - began
@@ -142,6 +153,7 @@ async def _produce(
 
 
 async def _one_producer(
+    name: int,
     store: ObjectStore,
     config: BufferConfig,
     broker: CommitBroker | None,
@@ -155,14 +167,17 @@ async def _one_producer(
     if broker is not None:
         link = _InProcess(broker)
         committer = BrokeredCommitter(link, store, config, clock=clock, randomness=random.Random(1))
-    call = [b"0:0:".ljust(RECORD_BYTES, b"x")] * per_call
     async with Producer(config, store=store, committer=committer) as out:
         begin = time.perf_counter()
-        for number in range(records // per_call):
-            due = begin + number * per_call / rate if rate else time.perf_counter()
+        for first in range(0, records, per_call):
+            due = begin + first / rate if rate else time.perf_counter()
             wait = due - time.perf_counter()
             if wait > 0:
                 await asyncio.sleep(wait)
+            call = [
+                (b"%d:%d:" % (name, number)).ljust(RECORD_BYTES, b"x")
+                for number in range(first, min(first + per_call, records))
+            ]
             _note(await out.produce(call), due, latencies)
 
 
@@ -184,11 +199,9 @@ class _Sides:
     def close(self) -> None:
         self._runner.run(self._store.close())
 
-    def ours(
-        self, producers: int, records: int, *, per_call: int = 1, rate: float = 0, broker: bool = False
-    ) -> Ran:
+    def ours(self, producers: int, records: int, *, per_call: int = 1, rate: float = 0, **ways: bool) -> Ran:
         return self._runner.run(
-            _produce(self._store, producers, records=records, per_call=per_call, rate=rate, broker=broker)
+            _produce(self._store, producers, records=records, per_call=per_call, rate=rate, **ways)
         )
 
     def ours_in_memory(self, producers: int, records: int) -> Ran:
@@ -247,6 +260,7 @@ def _flat(run: Callable[[int], Ran], records: int) -> Variant:
     Figure("paced p99, 4 producers", of="ours, 4", against="crate, 4", target=at_least(3)),
     Figure("paced p99, 16 producers", of="ours, 16", against="crate, 16", target=at_least(5)),
     Figure("paced p99, 16 producers, broker", of="broker, 16", against="crate, 16", target=at_least(5)),
+    Figure("paced p99, 4 producers apart", of="apart, 4", against="crate, 4"),
     Figure("requests per flush, 1", of="requests of ours, 1", target=at_most(2.1), measure=Measure.PLAIN),
     Figure("requests per flush, 4", of="requests of ours, 4", target=at_most(2.1), measure=Measure.PLAIN),
     Figure(
@@ -279,6 +293,7 @@ def buffer_beside_crate(bench: Bench) -> Iterator[Variants]:
         for count in (4, 16):
             run = partial(sides.ours, count, rate=PACED_RATE, broker=True)
             variants |= _paced(last, f"broker, {count}", run)
+        variants |= _paced(last, "apart, 4", partial(sides.ours, 4, rate=PACED_RATE, apart=True))
         for name in ("ours, 1", "ours, 4", "broker, 4", "crate, 4"):
             variants[f"requests of {name}"] = _requests(last, name)
         for count in (1, 4):
