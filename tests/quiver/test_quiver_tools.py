@@ -220,6 +220,15 @@ async def test_repair_removes_a_subscriber_that_nobody_serves(tmp_path: Path) ->
         assert quiver.stats().subscribers == []
 
 
+async def test_repair_keeps_what_was_put_aside_whatever_the_default_bound_is(tmp_path: Path) -> None:
+    await fill(tmp_path / "q")
+    aside = tmp_path / "q" / "quarantine" / "wal-0000000000000001-40.bin"
+    with aside.open("wb") as file:
+        file.truncate(QuiverConfig().dead_letter_bytes_max + 1)
+    await repair(tmp_path / "q")
+    assert aside.exists()
+
+
 async def test_repair_is_refused_while_the_store_is_open_or_not_there(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         await repair(tmp_path)

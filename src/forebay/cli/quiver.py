@@ -180,7 +180,13 @@ def forward(
         from forebay.quiver import Forwarder, Quiver, QuiverConfig
         from forebay.storage import open_store
 
-        config = QuiverConfig(size_cap_bytes=1 << 60, wal_spare_files=0, segment_open_ms=100)
+        # The store's own settings are not known here: nothing is dropped for want of space.
+        config = QuiverConfig(
+            size_cap_bytes=1 << 60,
+            wal_spare_files=0,
+            segment_open_ms=100,
+            dead_letter_bytes_max=1 << 50,
+        )
         async with open_store(url) as store, Quiver(directory, config) as quiver:
             sender = Forwarder(
                 quiver,

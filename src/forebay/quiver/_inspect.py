@@ -106,9 +106,11 @@ class DirectoryView:
             "rows": sum(info.rows for info in found.segments.values()),
             "segment_bytes": sum(info.file_bytes for info in found.segments.values()),
             "wal_bytes": sum(file.size for file in found.wal_files),
+            "spare_bytes": sum(size for _, size in found.wal_spares),
             "wal_entries": len(found.replay),
             "ack_bytes": sum(file.size for file in found.ack_files)
-            + sum(each.size for each in found.checkpoints),
+            + sum(each.size for each in found.checkpoints)
+            + sum(size for _, size in found.ack_spares),
             "aside_bytes": found.aside_bytes,
             "next_segment": state.next_segment,
             "losses": dict(state.losses),

@@ -32,10 +32,10 @@ from forebay.quiver._recovery import DIRECTORIES
 from forebay.quiver._report import RecoveryReport
 from forebay.quiver._segment_file import segment_name
 
-__all__ = ["Repaired", "repair", "whole_pieces"]
+__all__ = ["UNBOUNDED", "Repaired", "repair", "whole_pieces"]
 
-_UNBOUNDED: Final = QuiverConfig(size_cap_bytes=1 << 60, wal_spare_files=0)
-"""The settings of the store are not known here, and nothing may be dropped for want of space."""
+UNBOUNDED: Final = QuiverConfig(size_cap_bytes=1 << 60, wal_spare_files=0, dead_letter_bytes_max=1 << 50)
+"""For tools: the settings of the store are not known there, and nothing may be dropped for want of space."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ async def repair(path: str | os.PathLike[str], *, unregister: Sequence[str] = ()
     root = Path(path)
     if not all((root / each).is_dir() for each in DIRECTORIES):
         raise NotFound(str(root), hint="it is not the directory of a Quiver store")
-    async with Quiver(root, _UNBOUNDED) as quiver:
+    async with Quiver(root, UNBOUNDED) as quiver:
         done = Repaired(quiver.report)
         for name in unregister:
             if not await quiver.unregister(name):
@@ -73,7 +73,7 @@ async def repair(path: str | os.PathLike[str], *, unregister: Sequence[str] = ()
         disk.unlock()
     if done.put_aside:
         # The next opening tells the subscribers that these are lost.
-        async with Quiver(root, _UNBOUNDED):
+        async with Quiver(root, UNBOUNDED):
             pass
     return done
 
