@@ -139,7 +139,7 @@ def _measure(
 
     with (
         tempfile.TemporaryDirectory(prefix=f"{benchmark.name}-", dir=directory) as place,
-        benchmark.variants(Bench(Path(place), say)) as variants,
+        benchmark.variants(Bench(Path(place), say, run.quick)) as variants,
     ):
         progress.update(task, description=benchmark.name, total=plan.rounds * plan.slices * len(variants))
         rounds = measure(variants, plan, lambda: progress.advance(task))

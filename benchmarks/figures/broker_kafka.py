@@ -38,8 +38,10 @@ RECORDS = 600_000
 """Of one flat-out turn: 614 MB."""
 WARM_UP_RECORDS = 50_000
 PACED_BYTES_PER_S = 20_000_000
-PACED_S = 15
-"""Seconds of a paced turn."""
+PACED_S, PACED_WARM_UP_S = 15, 3
+"""Seconds of a paced turn, and of its warm-up."""
+TURN_S = 0.2
+"""What a turn asks for at least; warm-ups ask for a fraction of it."""
 MB = 1_000_000
 P99 = "p99 of a second"
 START_TIMEOUT_S = 120
@@ -99,9 +101,12 @@ class _Ours:
         return self.last
 
 
-def _count(seconds: float, full: float) -> int:
-    """Warm-ups ask for a fraction of a turn."""
-    return RECORDS if seconds >= full else WARM_UP_RECORDS
+def _count(seconds: float) -> int:
+    return RECORDS if seconds >= TURN_S else WARM_UP_RECORDS
+
+
+def _paced_s(seconds: float) -> int:
+    return PACED_S if seconds >= TURN_S else PACED_WARM_UP_S
 
 
 @suite.benchmark(
@@ -112,6 +117,7 @@ def _count(seconds: float, full: float) -> int:
     Figure("p99 at 20 MB/s, Kafka syncing", of="ours, paced", against="Kafka, fsync, paced"),
     Figure("p99 at 20 MB/s, Kafka's default", of="ours, paced", against="Kafka, default, paced"),
     Figure("client CPU per record", of="our client", measure=Measure.PLAIN),
+    jobs=True,
 )
 def broker_beside_kafka(bench: Bench) -> Iterator[Variants]:
     """One node and one broker, both up all the time; turns one after the other."""
@@ -126,24 +132,24 @@ def broker_beside_kafka(bench: Bench) -> Iterator[Variants]:
 
         def flat_kafka(topic: str) -> Variant:
             def run(seconds: float) -> Sample:
-                done = kafka.produce(topic, _count(seconds, 0.2), RECORD_BYTES)
+                done = kafka.produce(topic, _count(seconds), RECORD_BYTES)
                 return Sample(done.records_per_s * RECORD_BYTES / MB)
 
             return Variant(run, "MB/s")
 
         def paced_kafka(topic: str) -> Variant:
             def run(seconds: float) -> Sample:
-                done = kafka.produce(topic, paced_records * PACED_S, RECORD_BYTES, paced_records)
+                done = kafka.produce(topic, paced_records * _paced_s(seconds), RECORD_BYTES, paced_records)
                 return Sample(1000 / max(done.p99_ms, 1.0))
 
             return Variant(run, P99)
 
         def flat(seconds: float) -> Sample:
-            done = ours.produce(_count(seconds, 0.2))
+            done = ours.produce(_count(seconds))
             return Sample(done["records_per_s"] * RECORD_BYTES / MB, cpu_us=done["cpu_us_per_record"])
 
         def paced(seconds: float) -> Sample:
-            done = ours.produce(paced_records * PACED_S, paced_records)
+            done = ours.produce(paced_records * _paced_s(seconds), paced_records)
             return Sample(1000 / max(done["p99_ms"], 1.0))
 
         yield {

@@ -48,6 +48,8 @@ class Bench:
     """Its own, empty, on the disk to be measured; removed afterwards."""
     say: Callable[[str], None] = field(default=lambda _: None)
     """Tells the person who waits what takes so long."""
+    quick: bool = False
+    """Whether somebody only wants to see that it works."""
 
 
 Function: TypeAlias = Callable[[Bench], Iterator[Variants]]
