@@ -11,8 +11,10 @@ from tests.quiver.harness import SMALL, batch, drain, numbers
 
 from forebay.errors import UsageError
 from forebay.kit.clock import SystemClock
+from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver import DirectoryInUse, QuiverConfig, QuiverCore, QuiverFull
 from forebay.quiver._budget import SharedBudget
+from forebay.quiver._metrics import QuiverMetrics
 from forebay.quiver._retention import RESERVE_BYTES
 
 KEEP = dataclasses.replace(SMALL, segment_open_ms=86_400_000, maintenance_interval_ms=3_600_000)
@@ -113,6 +115,33 @@ async def test_adopted_shard_keeps_what_nobody_has_read_and_its_dead_letters(tmp
         assert core.adopted == []
     assert [each.name[:7] for each in (tmp_path / "core_0" / "dead").iterdir()] == ["core_1-"]
     assert not (tmp_path / "core_1").exists()
+
+
+async def test_adopted_shard_does_not_write_over_the_figures_of_its_adopter(tmp_path: Path) -> None:
+    async with QuiverCore(tmp_path, 1, 2, KEEP) as core:
+        await core.register("a")
+        for number in range(3):
+            await core.ingest(batch(number))
+            await core.flush()
+        delivery = await core.next("a")
+        assert delivery is not None
+        await delivery.reject()
+    registry = MetricsRegistry()
+    async with QuiverCore(tmp_path, 0, 1, KEEP, metrics=registry) as core:
+        await core.register("a")
+        await core.ingest(batch(9))
+        await core.flush()
+        [adopted] = core._adopted.values()
+        for each in (core.own, adopted):
+            each._gauge()
+        metrics = QuiverMetrics(registry)
+        assert metrics.lag.labels("a").value == 1
+        assert {key for key, _ in metrics.core_bytes.series()} == {("0",), ("1",)}
+        assert len(await drain(core, "a")) == 3  # type: ignore[arg-type]
+        await core.maintain()
+        assert {key for key, _ in metrics.core_bytes.series()} == {("0",)}
+        # What was put aside there counts here now.
+        assert core.own.stats().used_bytes == on_disk(tmp_path)
 
 
 async def test_shard_that_is_still_in_use_is_left_alone(tmp_path: Path) -> None:

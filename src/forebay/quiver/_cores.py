@@ -37,6 +37,7 @@ from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Delivery
 from forebay.quiver._errors import DirectoryInUse
 from forebay.quiver._local_disk import sync_directory
+from forebay.quiver._metrics import QuiverMetrics
 from forebay.quiver._quiver import Quiver, Receipt
 from forebay.quiver._retention import RESERVE_BYTES
 
@@ -131,6 +132,7 @@ class QuiverCore:
             metrics=self._metrics,
             budget=budget,
             core=core,
+            is_adopted=core != self._core,
         )
 
     async def _adopt(self) -> None:
@@ -240,7 +242,9 @@ class QuiverCore:
         place, own = _shard(self._root, number), _shard(self._root, self._core)
         for directory in ("dead", "quarantine"):
             for file in sorted((place / directory).glob("*")):
+                size = file.stat().st_size
                 file.rename(own / directory / f"core_{number}-{file.name}")
+                self.own._deliveries.aside_bytes += size
         shutil.rmtree(place / "wal")
         sync_directory(place)
         shutil.rmtree(place)
@@ -249,3 +253,4 @@ class QuiverCore:
         if isinstance(budget, SharedBudget):
             budget.forget()
         budget.close()
+        QuiverMetrics(self._metrics).core_bytes.remove(str(number))

@@ -21,20 +21,27 @@ MEASURE_S: Final = 60.0
 
 
 class Gauges:
-    """Those of one instance; `core` tells it from others in the same registry."""
+    """Those of one instance; `core` tells it from others in the same registry.
 
-    def __init__(self, metrics: QuiverMetrics, disk: Disk, clock: Clock, core: int) -> None:
+    One that is not alone there, an adopted shard, shows only what has the number of the core: it would write
+    over the figures of its adopter.
+    """
+
+    def __init__(
+        self, metrics: QuiverMetrics, disk: Disk, clock: Clock, core: int, *, is_alone: bool = True
+    ) -> None:
         self._metrics = metrics
         self._disk = disk
         self._clock = clock
         self._core = str(core)
+        self._is_alone = is_alone
         self._measured_at = -math.inf
         self._subscribers: set[str] = set()
 
     async def measure(self) -> None:
         """List the files now and then, to see whether the accounts are right."""
         now = self._clock.monotonic()
-        if now - self._measured_at < MEASURE_S:
+        if not self._is_alone or now - self._measured_at < MEASURE_S:
             return
         self._measured_at = now
 
@@ -46,6 +53,12 @@ class Gauges:
     def show(self, stats: QuiverStats, wal: GroupLog, acks: Acks, backlog: Backlog, cap_bytes: int) -> None:
         """Everything that is known without a look at the disk."""
         metrics = self._metrics
+        metrics.core_bytes.labels(self._core).set(stats.used_bytes)
+        for kind, count in stats.losses.items():
+            what, _, reason = kind.partition(".")
+            metrics.losses_ever.labels(self._core, what, reason).set(count)
+        if not self._is_alone:
+            return
         metrics.unsynced_bytes.set(wal.pending_bytes)
         oldest = wal.oldest_pending_at
         metrics.unsynced_age.set(0 if oldest is None else self._clock.monotonic() - oldest)
@@ -59,11 +72,7 @@ class Gauges:
         metrics.checkpoint_age.set(acks.checkpoint_age_s)
         metrics.disk_accounted.set(stats.used_bytes)
         metrics.disk_cap.set(cap_bytes)
-        metrics.core_bytes.labels(self._core).set(stats.used_bytes)
         metrics.cap_fraction.set(stats.used_bytes / cap_bytes)
-        for kind, count in stats.losses.items():
-            what, _, reason = kind.partition(".")
-            metrics.losses_ever.labels(self._core, what, reason).set(count)
         self._forget({each.name for each in stats.subscribers})
         for each in stats.subscribers:
             metrics.lag.labels(each.name).set(each.lag_segments)

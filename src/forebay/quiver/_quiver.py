@@ -96,8 +96,10 @@ class Quiver:
         metrics: MetricsRegistry | None = None,
         budget: Budget | None = None,
         core: int = 0,
+        is_adopted: bool = False,
     ) -> None:
         self._core = core
+        self._is_adopted = is_adopted
         self._disk: Disk = LocalDisk(path) if isinstance(path, str | os.PathLike) else path
         self._config = config or QuiverConfig()
         self._budget = budget or OwnBudget(self._config.size_cap_bytes)
@@ -149,7 +151,7 @@ class Quiver:
         self.report = found.report
         self._segments = dict(sorted(found.segments.items()))
         self._backlog = Backlog(self._segments, state)
-        self._gauges = Gauges(self._metrics, self._disk, clock, self._core)
+        self._gauges = Gauges(self._metrics, self._disk, clock, self._core, is_alone=not self._is_adopted)
         self._acks = Acks(self._disk, config, clock, state, self._applied)
         self._wal = GroupLog(
             self._disk,
