@@ -6,6 +6,7 @@ import asyncio
 import random
 import socket as sockets
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from forebay.buffer._commit_broker_socket import FRAME_BYTES_MAX, BrokerServer, 
 from forebay.errors import OutcomeUnknown, UsageError
 from forebay.formats import buffer_manifest
 from forebay.kit.clock import SystemClock
-from forebay.storage import MemoryStore
+from forebay.storage import MemoryStore, open_store
 
 CONFIG = BufferConfig(manifest_path="q/manifest", data_path_prefix="q/data", flush_interval_ms=1)
 
@@ -73,6 +74,16 @@ async def test_producers_share_a_broker_and_go_on_without_it(tmp_path: Path) -> 
         await out.close()
     assert [(committer.brokered, committer.alone) for _, committer in pairs] == [(1, 1)] * 3
     assert buffer_manifest.decode((await store.get("q/manifest")).data).next_sequence == 6
+
+
+async def test_a_producer_finds_the_broker_by_its_configuration(tmp_path: Path) -> None:
+    config = replace(CONFIG, url=str(tmp_path / "queue"), broker_socket=str(tmp_path / "s"))
+    async with open_store(config.url) as store, Producer(config) as out:
+        serving = CommitBroker(store, config)
+        async with BrokerServer(serving, tmp_path / "s", manifest_path="q/manifest", store=store.url):
+            first = await (await out.produce([b"with"])).watcher.await_durable()
+        second = await (await out.produce([b"without"])).watcher.await_durable()
+    assert (first.sequence, second.sequence, serving.batches) == (0, 1, 1)
 
 
 async def test_without_a_broker_nothing_is_sent(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ class BufferConfig:
     """Most batches in one compare-and-set. At least 1."""
     commit_retry: RetryPolicy = COMMIT_RETRY
     """Attempts, waits and time of one commit before its batches are given up."""
+    broker_socket: str = ""
+    """Unix socket of a commit broker of this machine, which then commits for the producer as long as it is
+    there. Empty: the producer commits itself."""
     upload_retry: RetryPolicy = UPLOAD_RETRY
     """Attempts, waits and time of one upload before its batch is given up."""
     upload_age_ms_max: int | None = None

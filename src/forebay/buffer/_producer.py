@@ -21,12 +21,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import pyarrow as pa
 from crc32c import crc32c
 
+from forebay.buffer._commit_broker_client import BrokeredCommitter
+from forebay.buffer._commit_broker_socket import BrokerSocket
 from forebay.buffer._committer import Committed, Committer, Upload
 from forebay.buffer._config import BufferConfig
 from forebay.buffer._errors import UploadFailed
@@ -154,14 +157,7 @@ class Producer:
         self._producer_id = bytes.fromhex(self._ids.token())
         self.metrics = BufferMetrics(metrics, "producer", self.instance)
         self._more_metrics = ProducerMetrics(self.metrics)
-        self._committer = committer or SharedCommitter(
-            self._store,
-            config,
-            is_store_own=self._owns_store,
-            clock=self._clock,
-            randomness=self._random,
-            metrics=self.metrics,
-        )
+        self._committer = committer or self._own_committer()
         self._entry_bytes = _entry_bytes(config)
         self._ordinal = 0
         self._inputs = 0
@@ -182,6 +178,24 @@ class Producer:
             clock=self._clock,
         )
         self._more_metrics.watch(self._batcher)
+
+    def _own_committer(self) -> Committer:
+        config, store = self._config, self._store
+        if not config.broker_socket:
+            return SharedCommitter(
+                store,
+                config,
+                is_store_own=self._owns_store,
+                clock=self._clock,
+                randomness=self._random,
+                metrics=self.metrics,
+            )
+        link = BrokerSocket(
+            Path(config.broker_socket), manifest_path=config.manifest_path, store=store.url, clock=self._clock
+        )
+        return BrokeredCommitter(
+            link, store, config, clock=self._clock, randomness=self._random, metrics=self.metrics
+        )
 
     # -- taking records in
 
