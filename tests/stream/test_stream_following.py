@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 from pathlib import Path
@@ -18,6 +19,8 @@ from forebay.kit.metrics_views import as_json
 from forebay.kit.service import HealthStatus
 from forebay.storage import MemoryStore
 from forebay.stream import Diverged, Sidecar, StreamWriter, TierConfig, WriterConfig, verify_stream
+from forebay.stream._local import LocalLog
+from forebay.stream._sidecar import stream_directories
 
 
 async def test_an_open_fragment_waits_for_its_size_or_its_age(tmp_path: Path) -> None:
@@ -49,19 +52,40 @@ async def test_roots_are_debounced_and_never_forgotten(tmp_path: Path) -> None:
         clock=clock,
         config={"fragment_bytes": 1, "fragment_age_ms": 0, "root_interval_ms": 1000, "changes_max": 50},
     )
+    write_log(tmp_path, 1, clock=clock, step_ms=0)
+    await tier.catch_up()
+    assert tier.progress.roots == 1  # The first one comes at once: without it there is nothing to read.
     write_log(tmp_path, 3, clock=clock, step_ms=0)
     await tier.catch_up()
-    assert (tier.progress.fragments, tier.progress.roots) == (3, 0)
+    assert (tier.progress.fragments, tier.progress.roots) == (4, 1)
     clock.ms += 999
     write_log(tmp_path, 2, clock=clock, step_ms=0)
     await tier.catch_up()
-    assert (tier.progress.fragments, tier.progress.roots) == (5, 0)
+    assert (tier.progress.fragments, tier.progress.roots) == (6, 1)
     clock.ms += 1
     await tier.catch_up()
-    assert (tier.progress.roots, tier.lag().bytes) == (1, 0)
+    assert (tier.progress.roots, tier.lag().bytes) == (2, 0)
     write_log(tmp_path, 60, clock=clock, step_ms=0)
     await tier.catch_up()
-    assert tier.progress.roots >= 2
+    assert tier.progress.roots >= 3
+
+
+async def test_a_tier_that_is_stopped_before_every_root_gets_on_all_the_same(tmp_path: Path) -> None:
+    clock, store = HandClock(), MemoryStore()
+    waits = {"fragment_bytes": 1, "fragment_age_ms": 0, "root_interval_ms": 10_000, "changes_max": 1000}
+    for _ in range(4):
+        write_log(tmp_path, 2, clock=clock)
+        await tier_of(tmp_path, store, clock=clock, config=waits).catch_up()
+    reader = reader_of(store)
+    await reader.refresh()
+    assert reader.next_offset >= 9  # All but what the last of them has uploaded.
+    tier = tier_of(tmp_path, store, clock=clock, config=waits)
+    await tier.catch_up()
+    write_log(tmp_path, 2, clock=clock)
+    await tier.catch_up()
+    assert tier.lag().bytes > 0
+    await tier.settle()
+    assert tier.lag().bytes == 0
 
 
 async def test_a_partial_last_chunk_is_left_until_it_is_whole_and_indexed(tmp_path: Path) -> None:
@@ -215,3 +239,98 @@ async def test_lag_is_told_in_figures_and_by_health(tmp_path: Path) -> None:
     text = str(as_json(registry))
     assert "stream.lag_bytes" in text
     assert STREAM in text
+
+
+async def test_a_defect_in_one_stream_is_told_and_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, store = HandClock(), MemoryStore()
+    for name in ("__a_1700000000000000001", "__b_1700000000000000002"):
+        write_log(tmp_path / name, 5, clock=clock)
+    config = TierConfig(fragment_age_ms=0, root_interval_ms=0, poll_interval_ms=10)
+    sidecar = Sidecar(tmp_path, store, config=config, clock=clock, randomness=random.Random(1))
+    sidecar.discover()
+    broken, sound = sidecar.tiers
+
+    async def defect() -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(broken, "step", defect)
+    rounds: list[dict[str, Exception]] = []
+
+    def report(each: Sidecar) -> None:
+        rounds.append(each.errors)
+        if len(rounds) == 2:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await sidecar.follow(report)
+    assert {name: str(error) for name, error in rounds[-1].items()} == {broken.stream: "a defect"}
+    assert sound.lag().bytes == 0
+
+
+def test_a_stream_that_vanishes_during_the_look_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker removes the directory of a deleted stream whenever it likes."""
+    for name in ("__a_1700000000000000001", "__b_1700000000000000002"):
+        write_log(tmp_path / name, 2)
+    scandir = os.scandir
+
+    def vanishing(path: Any) -> Any:
+        found = list(scandir(path))
+        monkeypatch.undo()
+        shutil.rmtree(tmp_path / "__a_1700000000000000001")
+        return iter(found)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert [path.name for path in stream_directories(tmp_path)] == ["__b_1700000000000000002"]
+
+
+def test_a_look_reads_only_what_an_index_has_grown_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path, 300, per_segment=1000)
+    log = LocalLog(tmp_path)
+    log.refresh()
+    read: list[int] = []
+    pread = os.pread
+
+    def counted(file: int, length: int, at: int) -> bytes:
+        read.append(length)
+        return pread(file, length, at)
+
+    monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(Path, "read_bytes", lambda _: pytest.fail("the whole index is read"))
+    log.refresh()
+    monkeypatch.undo()
+    write_log(tmp_path, 3, per_segment=1000)
+    monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(Path, "read_bytes", lambda _: pytest.fail("the whole index is read"))
+    log.refresh()
+    # The last record that was known, those behind it, and the header of the last chunk.
+    assert read == [29, 48, 4 * 29, 48]
+    assert len(log.segments[0].records) == 303
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_looks_at_a_log_that_grows_and_is_cut_are_those_of_a_first_look(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    log, epoch = LocalLog(tmp_path), 1
+    clock = HandClock()
+    for _ in range(30):
+        if draw.random() < 0.3 and any(tmp_path.iterdir()):
+            epoch += 1
+            index = max(tmp_path.glob("*.index"))
+            os.truncate(index, max(8, index.stat().st_size - draw.randrange(100)))
+        write_log(tmp_path, draw.randint(0, 6), epoch=epoch, clock=clock, per_segment=20)
+        if draw.random() < 0.7:
+            fresh = LocalLog(tmp_path)
+            fresh.refresh()
+            log.refresh()
+            assert [(each.first_id, each.end, each.next_id) for each in log.segments] == [
+                (each.first_id, each.end, each.next_id) for each in fresh.segments
+            ]
+            assert [each.records.tobytes() for each in log.segments] == [
+                each.records.tobytes() for each in fresh.segments
+            ]

@@ -13,7 +13,7 @@ import pytest
 from tests.stream.logs import STREAM, HandClock, expected, read_all, reader_of, tier_of, write_log
 
 from forebay.errors import NotFound, Unavailable, UsageError
-from forebay.formats import osiris_chunk, osiris_file, stream_fragment
+from forebay.formats import Corrupt, osiris_chunk, osiris_file, stream_fragment
 from forebay.formats import stream_manifest as fmt
 from forebay.formats.osiris_bloom import Matcher
 from forebay.kit.clock import SystemClock
@@ -224,6 +224,35 @@ async def test_equal_timestamps_across_fragments_attach_at_the_first_of_them(tmp
     for local in (None, tmp_path):
         reader = reader_of(store, local)
         assert {at: await reader.attach(Spec("timestamp", at)) for at in answers} == answers
+
+
+@pytest.mark.parametrize("change", [1, -1, 1000])
+@pytest.mark.parametrize("local", [False, True])
+async def test_a_chunk_that_names_another_offset_is_damage_and_not_a_gap(
+    tmp_path: Path, change: int, local: bool
+) -> None:
+    """The checksum of a chunk covers its data alone, so its id is held against its place."""
+    write_log(tmp_path / "log", 6, per_segment=100)
+    store = CountingStore()
+    tier = tier_of(tmp_path / "log", store, config={"fragment_bytes": 10_000})
+    await tier.run_once()
+    records = tier.log.segments[0].records
+    at, chunk_id = int(records["position"][3]) + 24, int(records["chunk_id"][3])
+    wrong = (chunk_id + change).to_bytes(8, "big")
+    if local:
+        segment = tmp_path / "log" / osiris_file.file_name(0, "segment")
+        with segment.open("r+b") as file:
+            file.seek(at)
+            file.write(wrong)
+    else:
+        data = bytearray((await store.get(KEYS.fragment(0))).data)
+        data[at : at + 8] = wrong
+        await store.put(KEYS.fragment(0), data)
+    chunks = reader_of(store, tmp_path / "log" if local else None).chunks(FIRST)
+    found = [(await anext(chunks)).header.chunk_id for _ in range(3)]
+    with pytest.raises(Corrupt):
+        await anext(chunks)
+    assert found == records["chunk_id"][:3].tolist()
 
 
 # Sixteen million fragments.

@@ -288,6 +288,10 @@ async def test_data_lost_before_it_was_tiered_becomes_a_declared_gap(tmp_path: P
     assert await read_all(reader, first) == expected(first, again.log.next_offset)
     assert await reader.attach(Spec("offset", end)) == first
     assert (await verify_stream(reader.remote)).problems == []
+    # Retention takes what is before it, and then it is not worth telling any more.
+    await again.remote.retain(RetentionPolicy(max_bytes=1))
+    assert len(again.remote.gaps) == 0
+    assert (await verify_stream(reader_of(store).remote)).problems == []
 
 
 # Two writers.

@@ -10,7 +10,7 @@ import pytest
 from tests.stream.logs import STREAM, HandClock, expected, read_all, reader_of, tier_of, write_log
 from tests.stream.shared import VARY, osiris_files
 
-from forebay.errors import Closed, NotDone, UsageError
+from forebay.errors import Closed, NotDone, OutcomeUnknown, UsageError
 from forebay.formats import osiris_chunk, osiris_file, osiris_tracking
 from forebay.formats.osiris_entry import sub_batch
 from forebay.storage import MemoryStore
@@ -217,3 +217,39 @@ def test_files_of_a_real_broker_are_opened_and_written_on(tmp_path: Path) -> Non
         writer.append([b"ours"])
         writer.commit()
     assert log_of(tmp_path / STREAM).next_offset == 2488
+
+
+def test_a_commit_whose_sync_failed_is_unknown_and_never_done_by_a_second_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed sync the system may forget what it could not write and call the next one a success."""
+    writer = StreamWriter(tmp_path, epoch=1, clock=HandClock())
+    writer.append([b"one"])
+    writer.commit()
+    writer.append([b"two"])
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", fail)
+        with pytest.raises(OutcomeUnknown):
+            writer.commit()
+    with pytest.raises(Closed):
+        writer.commit()
+    assert writer.commit_offset == 1
+
+
+def test_a_new_directory_is_made_durable_with_those_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noted(file: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{file}").readlink())
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    StreamWriter(tmp_path / "streams" / "one", epoch=1, clock=HandClock()).close()
+    assert {tmp_path, tmp_path / "streams"} <= set(synced)

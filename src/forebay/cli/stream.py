@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import random
+import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -160,7 +162,22 @@ async def _tier(deployment: Deployment, directory: Path, config: TierConfig, *, 
                 for each in sidecar.tiers:
                     _report(each, sidecar.errors.get(each.stream))
         else:
-            await sidecar.follow(_Changes())
+            await _until_stopped(sidecar.follow(_Changes()))
+            await sidecar.settle()
+
+
+async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Go on until SIGTERM or Ctrl-C, which is how a sidecar ends, and no failure."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    working, asked = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
+    if working.done():
+        asked.cancel()
+        await working
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
 
 
 class _Changes:

@@ -34,6 +34,7 @@ __all__ = [
     "SEGMENT_HEADER",
     "check_index",
     "check_index_header",
+    "check_order",
     "check_segment_header",
     "decode_index",
     "encode_index",
@@ -86,12 +87,18 @@ def check_index(records: npt.NDArray[Any]) -> None:
     """Raise `Corrupt` unless ids and positions strictly increase from behind the file header."""
     if len(records) == 0:
         return
+    at = int(records["position"][0])
+    if at != FILE_HEADER_BYTES:
+        raise Corrupt("Osiris index", FILE_HEADER_BYTES + 24, f"the first chunk is at {at}")
+    check_order(records)
+
+
+def check_order(records: npt.NDArray[Any], first: int = 0) -> None:
+    """Raise `Corrupt` unless ids and positions strictly increase. `first` is the first record's number."""
     ids, positions = records["chunk_id"], records["position"]
-    if positions[0] != FILE_HEADER_BYTES:
-        raise Corrupt("Osiris index", FILE_HEADER_BYTES + 24, f"the first chunk is at {positions[0]}")
     wrong = np.flatnonzero((ids[1:] <= ids[:-1]) | (positions[1:] <= positions[:-1]))
     if len(wrong):
-        number = int(wrong[0]) + 1
+        number = first + int(wrong[0]) + 1
         raise Corrupt(
             "Osiris index",
             FILE_HEADER_BYTES + number * INDEX_RECORD_BYTES,

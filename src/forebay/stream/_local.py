@@ -4,9 +4,8 @@ The files may be those of a running broker, so everything can change between two
 segments roll, retention removes the oldest, a new epoch cuts the end off. Two rules make that safe:
 
 * A chunk counts once it is complete in the segment and named in the index, because a broker that restarts
-drops
-  what its index does not name. The end of a chunk is the position of the next; only the last one's header is
-  read for it.
+  drops what its index does not name. The end of a chunk is the position of the next; only the last one's
+  header is read for it.
 * A file that is gone is an event like any other: the caller looks again.
 
 Indexes are fixed-size records and are held as arrays; each look reads only what was appended.
@@ -26,7 +25,7 @@ import numpy.typing as npt
 
 from forebay.formats import Corrupt, osiris_chunk, osiris_file
 from forebay.formats.osiris_chunk import HEADER_BYTES, ChunkHeader
-from forebay.formats.osiris_file import FILE_HEADER_BYTES, INDEX_DTYPE
+from forebay.formats.osiris_file import FILE_HEADER_BYTES, INDEX_DTYPE, INDEX_RECORD_BYTES
 
 __all__ = ["LocalLog", "Segment"]
 
@@ -87,6 +86,11 @@ class Segment:
         return int(np.searchsorted(self.records["chunk_id"], np.uint64(offset), side="right")) - 1
 
 
+def _plain(records: npt.NDArray[Any]) -> memoryview:
+    """The bytes of records, which are joined ten times as fast as records are."""
+    return records.view(np.uint8).data
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -104,6 +108,8 @@ class LocalLog:
         self._committed = committed
         """Where the commit offset is known, nothing at or above it counts."""
         self._segments: dict[int, Segment] = {}
+        self._indexes: dict[int, npt.NDArray[Any]] = {}
+        """By first id: all records of an index file, also those whose chunks do not count yet."""
 
     def refresh(self) -> None:
         """Look at the directory again."""
@@ -119,28 +125,56 @@ class LocalLog:
                 else:
                     kept[first] = segment
         self._segments = {first: kept[first] for first in found if first in kept}
+        self._indexes = {first: self._indexes[first] for first in kept if first in self._indexes}
 
     def _load(self, first: int, *, last: bool) -> Segment | None:
         path = self.path / osiris_file.file_name(first, "segment")
         try:
             size = path.stat().st_size
-            index = path.with_suffix(".index").read_bytes()
+            records = self._index(first, path.with_suffix(".index"))
         except FileNotFoundError:
             return None
-        if size < FILE_HEADER_BYTES or len(index) < FILE_HEADER_BYTES:
+        if size < FILE_HEADER_BYTES or records is None:
             return Segment(first, path, np.empty(0, INDEX_DTYPE), FILE_HEADER_BYTES, first, last)
-        records = osiris_file.decode_index(index)
-        records = records[: int(np.searchsorted(records["position"], size - HEADER_BYTES, side="right"))]
+        if len(records) and int(records["position"][-1]) > size - HEADER_BYTES:
+            records = records[: int(np.searchsorted(records["position"], size - HEADER_BYTES, side="right"))]
         if self._committed is not None:
             below = np.searchsorted(records["chunk_id"], np.uint64(self._committed()), side="left")
             records = records[: int(below)]
-        osiris_file.check_index(records)
         segment = Segment(first, path, records, FILE_HEADER_BYTES, first, last)
         try:
             self._settle_end(segment, size)
         except FileNotFoundError:
             return None
         return segment
+
+    def _index(self, first: int, path: Path) -> npt.NDArray[Any] | None:
+        """All whole records of an index file, or None where it has not even a header yet.
+
+        An index grows at its end, or a new epoch cuts its end off and goes on with records of its own. So
+        where the last record that is known still stands in its place, all before it do, and only what follows
+        is read.
+        """
+        known = self._indexes.get(first)
+        with _opened(path) as file:
+            count = (os.fstat(file).st_size - FILE_HEADER_BYTES) // INDEX_RECORD_BYTES
+            if count < 0:
+                return None
+            if known is not None and 0 < len(known) <= count:
+                at = FILE_HEADER_BYTES + (len(known) - 1) * INDEX_RECORD_BYTES
+                tail = os.pread(file, (count - len(known) + 1) * INDEX_RECORD_BYTES, at)
+                records = np.frombuffer(tail, INDEX_DTYPE, count=len(tail) // INDEX_RECORD_BYTES)
+                if len(records) and records[:1].tobytes() == known[-1:].tobytes():
+                    if len(records) > 1:
+                        osiris_file.check_order(records, len(known) - 1)
+                        known = np.frombuffer(b"".join((_plain(known), _plain(records[1:]))), INDEX_DTYPE)
+                    self._indexes[first] = known
+                    return known
+        self._indexes.pop(first, None)
+        records = osiris_file.decode_index(path.read_bytes())
+        osiris_file.check_index(records)
+        self._indexes[first] = records
+        return records
 
     def _settle_end(self, segment: Segment, size: int) -> None:
         """Leave out the last chunk if it is not complete yet."""

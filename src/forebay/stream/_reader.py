@@ -23,7 +23,7 @@ import numpy as np
 
 from forebay.coordination import Coordinator
 from forebay.errors import NotFound
-from forebay.formats import osiris_chunk
+from forebay.formats import Corrupt, osiris_chunk
 from forebay.formats.osiris_bloom import Matcher
 from forebay.formats.osiris_chunk import Chunk, ChunkHeader
 from forebay.kit.clock import Clock
@@ -217,8 +217,8 @@ class StreamReader:
             moved = gone = False
             try:
                 async for header, chunk in self._stretch(place, matcher):
-                    if header.chunk_id > place:
-                        raise Overtaken(self.stream, offset=place, resume_offset=header.chunk_id)
+                    if header.chunk_id != place:
+                        self._misplaced(place, header.chunk_id, first=not moved)
                     place = header.next_id
                     moved = True
                     if chunk is not None and header.type == osiris_chunk.USER:
@@ -239,6 +239,14 @@ class StreamReader:
             await self.refresh()
             self._check_overtaken(place)
             looked = True
+
+    def _misplaced(self, place: int, found: int, *, first: bool) -> None:
+        """Another chunk than the next: what is between was never there, or a header is not what it was."""
+        held = self.remote.held
+        gap = held is not None and any(start <= place < end == found for start, end in held.head.gaps)
+        if found > place and (gap or first):
+            raise Overtaken(self.stream, offset=place, resume_offset=found)
+        raise Corrupt(f"stream {self.stream!r}", found, f"chunk {found} stands where {place} is expected")
 
     async def _wait_for_missing(self, place: int, looks: int) -> None:
         """An object is not found, and the newest root names it still: that is no end of the stream."""

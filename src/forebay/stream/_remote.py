@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from forebay.coordination import Coordinator
-from forebay.errors import ForebayError, NotFound, PreconditionFailed, Unavailable
+from forebay.errors import ForebayError, LimitExceeded, NotFound, PreconditionFailed, Unavailable
 from forebay.formats import stream_manifest as fmt
 from forebay.formats.stream_manifest import FRAGMENT, Entries, uid_text
 from forebay.kit.clock import Clock
@@ -178,8 +178,15 @@ class RemoteTier:
     def declare_gap(self, offset: int) -> None:
         """Say that nothing between the end of the tier and `offset` will ever come."""
         start = self.next_offset
-        if self.empty or offset <= start or len(self._gaps) >= GAPS_MAX:
+        if self.empty or offset <= start:
             raise ValueError(f"no gap can be declared from {start} to {offset}")
+        if len(self._gaps) >= GAPS_MAX:
+            raise LimitExceeded(
+                "GAPS_MAX",
+                limit=GAPS_MAX,
+                actual=len(self._gaps) + 1,
+                hint="let the log keep its segments until they are tiered; retention drops old gaps",
+            )
         self._gaps = (*[gap for gap in self._gaps if gap[0] != start], (start, offset))
 
     async def persist(self) -> bool:
@@ -212,6 +219,8 @@ class RemoteTier:
         self, manifest: Manifest, *, taken: int, retired: Sequence[str] = (), generations: int = 0
     ) -> None:
         before = self.held
+        # What lies before the stream's beginning is gone like everything there, and not worth telling.
+        self._gaps = tuple(gap for gap in self._gaps if gap[1] > manifest.first_offset)
         uid = await self.nodes.put_root(manifest)
         head = Head(
             uid=uid_text(uid),

@@ -13,13 +13,14 @@ streams together have a bound on uploads, too.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.coordination import Coordinator
-from forebay.errors import ForebayError, UsageError
+from forebay.errors import UsageError
 from forebay.kit.clock import Clock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.storage import ObjectStore
@@ -32,6 +33,8 @@ __all__ = ["Sidecar", "stream_directories"]
 
 STREAMS_AT_ONCE = 4
 """Streams that may have all their uploads under way at once: the bound on memory, and a few may hang."""
+SETTLE_S_MAX = 5.0
+"""Longest time that a stop takes for the last roots, in seconds."""
 PAUSE_MS_MAX = 60_000
 """Longest wait of a stream that fails again and again, in milliseconds."""
 
@@ -40,9 +43,16 @@ def stream_directories(root: Path) -> list[Path]:
     """The directories with segment files: `root` itself, or those directly in it."""
     if not root.is_dir():
         raise UsageError(f"{str(root)!r} is no directory", hint="name a stream's directory, or the one above")
-    if any(root.glob("*.segment")):
+    if _has_segments(root):
         return [root]
-    return sorted(path for path in root.iterdir() if path.is_dir() and any(path.glob("*.segment")))
+    return sorted(Path(entry.path) for entry in os.scandir(root) if _has_segments(entry))
+
+
+def _has_segments(path: os.PathLike[str]) -> bool:
+    try:
+        return any(file.suffix == ".segment" for file in Path(path).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 @dataclass(slots=True)
@@ -135,6 +145,12 @@ class Sidecar:
         finally:
             await self._let_go()
 
+    async def settle(self) -> None:
+        """Before a stop: make roots of what is uploaded, as far as that is possible in a moment."""
+        tiers = [member.tier for member in self._members.values() if not member.over]
+        waits = [asyncio.wait_for(tier.settle(), SETTLE_S_MAX) for tier in tiers]
+        await asyncio.gather(*waits, return_exceptions=True)
+
     def _under_way(self, member: _Member) -> asyncio.Task[None] | None:
         """The turn of a stream: the one that it still has, or a new one if it may have one now."""
         if member.turn is not None and not member.turn.done():
@@ -151,7 +167,8 @@ class Sidecar:
     async def _turn(self, member: _Member, *, once: bool) -> None:
         try:
             await (member.tier.run_once() if once else member.tier.catch_up())
-        except (ForebayError, OSError) as error:
+        except Exception as error:
+            # A defect, too, stops one stream only and is told.
             member.error = error
             member.failures += 1
             member.over = isinstance(error, Deposed | StreamDeleted)

@@ -134,6 +134,8 @@ class StreamTier:
         self._log_epoch = 0
         self._last: FragmentInfo | None = None
         self._changed_at: float | None = None
+        self._found = False
+        """Whether pending fragments were found in the bucket, and are older than this tier."""
         self._error: Exception | None = None
         self._metrics = TierMetrics(metrics, self.stream)
         self._gate = gate
@@ -170,6 +172,11 @@ class StreamTier:
         while True:
             await self.catch_up()
             await self._clock.sleep(self.config.poll_interval_ms / 1000)
+
+    async def settle(self) -> None:
+        """Before a stop: make a root of what is uploaded. Nothing is lost where it is left out or fails."""
+        if self.remote.pending:
+            await self._persist()
 
     async def catch_up(self) -> None:
         """One round of `follow`: look at the files, upload what is due, persist what is due."""
@@ -234,6 +241,10 @@ class StreamTier:
         pending = len(self.remote.pending)
         if not pending:
             return False
+        if self.remote.persisted.empty or self._found:
+            # Nobody can read the stream yet, or a writer before this one left something behind: whoever is
+            # stopped again and again before a root is due must not put it off for ever.
+            return True
         if self._changed_at is None:
             self._changed_at = self._clock.monotonic()
         age_ms = (self._clock.monotonic() - self._changed_at) * 1000
@@ -244,6 +255,7 @@ class StreamTier:
             self.progress.roots += 1
             if self._gate is not None:
                 self._gate.tiered(self.remote.persisted.next_offset)
+        self._found = False
         # Fragments that came while the root was written wait from now on, not for ever.
         self._changed_at = self._clock.monotonic() if self.remote.pending else None
 
@@ -255,6 +267,7 @@ class StreamTier:
     async def _resolve(self) -> None:
         self.remote.epoch = self.log.epoch if self._epoch is None else self._epoch
         await self.remote.resolve(None if self.log.empty else self.log.first_offset)
+        self._found = bool(self.remote.pending)
         self._last = await self.remote.trailing()
         await self._check_timeline()
         self._log_epoch = self.log.epoch

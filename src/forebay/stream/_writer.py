@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from forebay.errors import Closed, NotDone, UsageError
+from forebay.errors import Closed, NotDone, OutcomeUnknown, UsageError
 from forebay.formats import osiris_bloom, osiris_chunk, osiris_file, osiris_tracking
 from forebay.formats.osiris_chunk import TRACKING_DELTA, TRACKING_SNAPSHOT, USER
 from forebay.formats.osiris_entry import Entry
@@ -92,7 +92,7 @@ class StreamWriter:
         self._config = config or WriterConfig()
         self._clock = clock
         self._gate = gate
-        path.mkdir(parents=True, exist_ok=True)
+        _make(path)
         self._lock = _locked(path)
         self._segment = self._index = -1
         try:
@@ -246,8 +246,17 @@ class StreamWriter:
         self._chunks = (os.fstat(self._index).st_size - FILE_HEADER_BYTES) // INDEX_RECORD_BYTES
 
     def _sync(self) -> None:
-        os.fdatasync(self._segment)
-        os.fdatasync(self._index)
+        try:
+            os.fdatasync(self._segment)
+            os.fdatasync(self._index)
+        except OSError as error:
+            # The system may have dropped what it could not write, and would call a second sync a success.
+            self.close()
+            raise OutcomeUnknown(
+                f"a commit to {self.path.name!r}",
+                reason=str(error),
+                hint="what was appended since the last commit may be lost: repair the disk, open it again",
+            ) from error
 
     def trim(self, tiered_offset: int, policy: RetentionPolicy) -> int:
         """Remove old segments as the policy says, of those that lie below `tiered_offset`; how many.
@@ -303,6 +312,19 @@ class StreamWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _make(path: Path) -> None:
+    """Make the directory and those above it, each so that a crash does not take it away again."""
+    if path.is_dir():
+        return
+    _make(path.parent)
+    path.mkdir(exist_ok=True)
+    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(above)
+    finally:
+        os.close(above)
 
 
 def _locked(path: Path) -> int:
