@@ -64,5 +64,12 @@ def test_compose_and_chart_values_are_yaml() -> None:
     assert all(
         port.startswith("127.0.0.1:") for each in composition["services"].values() for port in each["ports"]
     )
+    mounted = [
+        (DEPLOY / "compose" / volume.split(":")[0]).resolve()
+        for each in composition["services"].values()
+        for volume in each.get("volumes", ())
+        if volume.startswith(".")
+    ]
+    assert mounted and all(path.exists() for path in mounted)
     values = yaml.safe_load((DEPLOY / "helm" / "forebay" / "values.yaml").read_text())
     assert values["replicas"] == 2
