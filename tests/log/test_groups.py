@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from forebay.log._group_assign import assign
 from forebay.log._group_member import GroupConfig
 from forebay.log._group_records import GenerationFenced, GroupBusy, TopicPartition
 from forebay.log._groups import Groups
-from forebay.log._keys import GroupKeys
+from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, group_key
 from forebay.log._trim import Trimmer
 from forebay.storage import MemoryStore, ObjectStore
 
@@ -418,9 +419,19 @@ async def test_a_deleted_group_is_gone_and_its_members_are_fenced(log: Log) -> N
         await log.groups.delete("billing", force=True)
         with pytest.raises(GenerationFenced):
             await one.commit({at(0): 4})
-    await log.groups.delete("billing")
+    with contextlib.suppress(NotFound):  # The member may have entered it again.
+        await log.groups.delete("billing")
     assert await log.groups.list() == []
     assert await log.groups.committed("billing") == {}
+
+
+async def test_what_a_deletion_that_was_cut_short_has_left_can_be_deleted(log: Log) -> None:
+    await log.groups.commit("billing", {at(0): 3})
+    await log.coordinator.delete(group_key("billing"), partition_key=CATALOG_PARTITION_KEY)
+    await log.groups.delete("billing")
+    assert await log.groups.committed("billing") == {}
+    with pytest.raises(NotFound):
+        await log.groups.delete("billing")
 
 
 async def test_a_reset_passes_over_topics_that_were_deleted(log: Log) -> None:

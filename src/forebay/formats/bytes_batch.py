@@ -58,6 +58,7 @@ __all__ = [
     "encode",
     "encode_batch",
     "frame_of",
+    "integers_of",
     "merge",
     "read_back",
     "sealed_frame",
@@ -114,7 +115,7 @@ class BytesBatch:
         return cls(
             _binary(records),
             None if keys is None else _binary(keys),
-            None if timestamps_ms is None else np.asarray(timestamps_ms, "<i8"),
+            None if timestamps_ms is None else integers_of(timestamps_ms),
             None if headers is None else _headers(headers),
         )
 
@@ -299,22 +300,48 @@ def _binary(values: Sequence[bytes | None] | pa.BinaryArray) -> pa.BinaryArray:
     if isinstance(values, pa.Array):
         return values.cast(pa.binary())
     # Arrow would take text, and encode it; and a lone record for a list of numbers.
-    if isinstance(values, bytes | bytearray | memoryview | str) or (
-        len(values) and isinstance(values[0], str)
-    ):
-        raise UsageError(_NOT_BYTES, hint=_NOT_BYTES_HINT)
     try:
+        if isinstance(values, bytes | bytearray | memoryview | str) or (
+            len(values) and isinstance(values[0], str)
+        ):
+            raise UsageError(_NOT_BYTES, hint=_NOT_BYTES_HINT)
         return pa.array(values, pa.binary())
     except (pa.ArrowTypeError, pa.ArrowInvalid, TypeError) as error:
         raise UsageError(f"{_NOT_BYTES}: {error}", hint=_NOT_BYTES_HINT) from None
 
 
+def integers_of(times: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Times as a column; raises `UsageError` where they are no integers.
+
+    Seconds with a fraction, or dates, would be taken for milliseconds since 1970 if numpy had its way.
+    """
+    try:
+        found = np.asarray(times)
+        if found.ndim == 1 and (found.dtype.kind in "iu" or not len(found)):
+            return np.asarray(times, "<i8")
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise UsageError(
+        "times are not a list of integers", hint="milliseconds since 1970, one per record, within 64 bits"
+    )
+
+
 def _headers(headers: Sequence[Headers | None] | pa.ListArray) -> pa.ListArray:
     if isinstance(headers, pa.Array):
         return headers.cast(HEADERS_TYPE)
-    rows = [None if not row else list(row.items() if isinstance(row, Mapping) else row) for row in headers]
-    structs = [None if row is None else [{"key": key, "value": value} for key, value in row] for row in rows]
-    return pa.array(structs, HEADERS_TYPE)
+    try:
+        rows = [
+            None if not row else list(row.items() if isinstance(row, Mapping) else row) for row in headers
+        ]
+        structs = [
+            None if row is None else [{"key": key, "value": value} for key, value in row] for row in rows
+        ]
+        return pa.array(structs, HEADERS_TYPE)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise UsageError(
+            f"headers that cannot be stored: {error}",
+            hint="per record a dictionary of text to bytes or None, or None",
+        ) from None
 
 
 def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:

@@ -42,6 +42,7 @@ from forebay.formats.bytes_batch import (
     _lengths,
     _read_prefix,
     _uncompressed,
+    integers_of,
 )
 
 __all__ = ["Buffer", "HeaderSections", "Piece", "open_piece", "piece_of", "piece_of_lists", "piece_of_texts"]
@@ -200,7 +201,7 @@ def piece_of_texts(
 
 def _timed(piece: Piece, times: Sequence[int] | npt.NDArray[np.int64] | None) -> Piece:
     if times is not None:
-        piece.times = np.asarray(times, "<i8").tobytes()
+        piece.times = integers_of(times).tobytes()
     for section, width, name in ((piece.key_lengths, 4, "keys"), (piece.times, 8, "timestamps_ms")):
         if section is not None and len(section) != width * piece.count:
             raise UsageError(f"{len(section) // width} {name} for {piece.count} records")

@@ -20,6 +20,7 @@ from forebay.formats.bytes_batch import BytesBatch, Headers
 from forebay.formats.bytes_batch_piece import Piece, piece_of_lists
 from forebay.formats.shared_blob import Slice
 from forebay.log._keys import PartitionKeys
+from forebay.log._numbers import WHOLE_MAX
 
 __all__ = [
     "FLUSH_BYTES_MAX",
@@ -211,11 +212,22 @@ def _validate_producer(group: AppendGroup) -> None:
     producer_id, sequence = group.producer_id, group.sequence
     if (producer_id is None) != (sequence is None):
         raise UsageError("a producer id and a sequence belong together", hint="give both or none")
-    if producer_id is not None and not 1 <= len(producer_id) <= PRODUCER_ID_CHARS_MAX:
+    if producer_id is not None and not _is_name(producer_id):
         raise UsageError(
-            f"producer id {producer_id[:PRODUCER_ID_CHARS_MAX]!r}",
+            f"producer id {str(producer_id)[:PRODUCER_ID_CHARS_MAX]!r}",
             hint=f"a name of 1 to {PRODUCER_ID_CHARS_MAX} characters",
         )
     for name, number in (("sequence", sequence), ("epoch", group.epoch)):
-        if number is not None and not 0 <= number < 1 << 63:
-            raise UsageError(f"{name} {number}", hint=f"a {name} is a number from 0 on")
+        if number is not None and (type(number) is not int or not 0 <= number <= WHOLE_MAX):
+            raise UsageError(f"{name} {number!r}", hint=f"a {name} is an integer from 0 on")
+
+
+def _is_name(text: object) -> bool:
+    """Whether it can be a producer id: text that JSON can hold."""
+    if not isinstance(text, str) or not 1 <= len(text) <= PRODUCER_ID_CHARS_MAX:
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -40,6 +40,7 @@ from forebay.log._keys import PartitionKeys
 from forebay.log._meta import PartitionMeta, located
 from forebay.log._records import Compaction, encode_record
 from forebay.log._resolve import Located
+from forebay.log._topic import TARGET_BYTES_MAX
 from forebay.log._uris import uri_of
 from forebay.storage import ObjectStore
 
@@ -81,7 +82,7 @@ class CompactorConfig:
     def __post_init__(self) -> None:
         low = min(self.target_bytes, self.entries_max, self.entries_min, self.fetches_max)
         times = min(self.min_age_ms, self.wait_for_full_ms)
-        if low < 1 or times < 0 or self.commit_deadline_ms < 1 or self.target_bytes > 512 * 1024 * 1024:
+        if low < 1 or times < 0 or self.commit_deadline_ms < 1 or self.target_bytes > TARGET_BYTES_MAX:
             raise UsageError(f"not a usable configuration: {self}", hint="see the range under each field")
 
 

@@ -22,12 +22,13 @@ from typing import Literal, Protocol
 import msgspec
 
 from forebay.coordination import Coordinator, Put
-from forebay.errors import ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
+from forebay.errors import ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable
 from forebay.kit.clock import Clock
 from forebay.kit.conditions import ABSENT
 from forebay.kit.retry import RetryPolicy, retry
 from forebay.log._errors import Fenced
 from forebay.log._keys import PartitionKeys
+from forebay.log._numbers import whole
 from forebay.log._records import Control, Cursor, decode_record, encode_record
 from forebay.log._topics import Catalog
 
@@ -82,7 +83,7 @@ class Fencing:
         `next_offset`. Raises `Fenced` where the epoch given is not above the present one.
         """
         keys = PartitionKeys(topic, partition)
-        wanted = epoch
+        wanted = None if epoch is None else whole("epoch", epoch, 1)
 
         def change(control: Control, *, again: bool) -> Control | None:
             if wanted is None:
@@ -93,8 +94,6 @@ class Fencing:
                 raise Fenced(str(keys), state=control.log_state, epoch=control.epoch, writer_epoch=wanted)
             return msgspec.structs.replace(control, log_state="FENCED", epoch=wanted)
 
-        if epoch is not None and not 0 < epoch < 1 << 63:
-            raise UsageError(f"epoch {epoch}", hint="an epoch is a number from 1 on")
         return await self._change(keys, change)
 
     async def unfence(self, topic: str, partition: int, epoch: int) -> FenceState:

@@ -13,9 +13,9 @@ at least once. A partition whose commit is refused is dropped; its new owner beg
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, UsageError
 from forebay.kit.clock import Clock
 from forebay.log._errors import OffsetOutOfRange
 from forebay.log._fetched import Fetched, FetchedBatch, ReadRequest
@@ -35,6 +35,8 @@ class GroupConsumer:
         self, member: GroupMember, reader: LogReader, *, clock: Clock, start_at: StartAt = "earliest"
     ) -> None:
         """`start_at`: where to begin in a partition without a committed offset."""
+        if start_at not in get_args(StartAt):
+            raise UsageError(f"a start at {start_at!r}", hint="'earliest' or 'latest'")
         self.member = member
         self._reader = reader
         self._clock = clock

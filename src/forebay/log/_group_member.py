@@ -43,7 +43,7 @@ from forebay.log._group_records import (
     TopicPartition,
     validate_offset,
 )
-from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, group_key, validate_group
+from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, group_key, validate_group, validate_topic
 from forebay.log._records import decode_record, encode_record
 from forebay.log._topics import Catalog
 
@@ -90,8 +90,10 @@ class GroupMember:
         randomness: random.Random,
         config: GroupConfig | None = None,
     ) -> None:
-        self.group = group
-        self.topics = sorted(set(topics))
+        self.group = validate_group(group)
+        if isinstance(topics, str):
+            raise UsageError(f"{topics!r} is one topic", hint=f"give a list: [{topics!r}]")
+        self.topics = sorted({validate_topic(topic) for topic in topics})
         if not self.topics:
             raise UsageError("a member reads at least one topic", hint="name the topics")
         self._config = config or GroupConfig()

@@ -306,8 +306,14 @@ class Groups:
             )
 
     async def delete(self, group: str, *, force: bool = False) -> None:
-        """Forget a group and its offsets. Raises `GroupBusy` where members are alive, unless forced."""
+        """Forget a group and its offsets.
+
+        Raises `NotFound` where there is none, and `GroupBusy` where members are alive, unless forced.
+        """
         keys = GroupKeys(group)
+        if not await self._offsets(group).read():
+            # Offsets without a name are what a deletion that was cut short has left.
+            await self._check_exists(group)
         await self._check_idle(keys, force)
         home = keys.partition_key
         operations: list[Operation] = [

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -26,6 +26,7 @@ from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownTopic
 from forebay.log._fetch import Fetcher
 from forebay.log._fetched import Fetched, FetchedBatch, ReaderConfig, ReadRequest, fitting
 from forebay.log._keys import PartitionKeys
+from forebay.log._numbers import WHOLE_MAX, whole
 from forebay.log._resolve import Located, PartitionOffsets, PartitionView, Resolver, Unresolved, check_range
 from forebay.log._scan import Scan
 from forebay.log._tail_cache import TailCache
@@ -139,6 +140,8 @@ class LogReader:
         self, topic: str, partition: int, start: int | None = None, end: int | None = None
     ) -> AsyncIterator[FetchedBatch]:
         """`scan`, as batches of bytes."""
+        start = start if start is None or type(start) is int else whole("offset", start)
+        end = end if end is None or type(end) is int else whole("offset", end)
         scan = Scan(
             PartitionKeys(topic, partition),
             resolver=self._resolver,
@@ -161,6 +164,7 @@ class LogReader:
 
         With `whole_entries` it may be earlier, by up to a compacted range, and no object is read for it.
         """
+        time_ms = whole("time", time_ms, -WHOLE_MAX)
         lookup = TimeLookup(self._resolver, self._fetcher, config=self._config)
         return await lookup.offset(PartitionKeys(topic, partition), time_ms, whole_entries=whole_entries)
 
@@ -251,6 +255,8 @@ class LogReader:
         bytes_max = self._config.bytes_max if request.bytes_max is None else request.bytes_max
         if bytes_max < 1 or (request.records_max is not None and request.records_max < 1):
             raise UsageError("a read of nothing", hint="max_bytes and max_records are at least 1")
+        if type(request.offset) is not int:
+            request = replace(request, offset=whole("offset", request.offset))
         ask = _Ask(request, PartitionKeys(request.topic, request.partition), bytes_max)
         self._reads.inc()
         if self._cache is not None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from forebay.errors import NotDone, UsageError
 from forebay.log._errors import UnknownPartition
 from forebay.log._keys import PARTITION_MAX
+from forebay.log._numbers import WHOLE_MAX, whole
 
-__all__ = ["Topic", "TopicDeleted", "TopicExists", "TopicSettings", "TopicState"]
+__all__ = ["TARGET_BYTES_MAX", "Topic", "TopicDeleted", "TopicExists", "TopicSettings", "TopicState"]
 
 TopicState = Literal["ACTIVE", "FENCING", "REMOVING", "DELETED"]
+
+TARGET_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Largest size that compaction can be asked to aim at."""
+_SETTINGS: Final = (
+    ("retention_ms", 1, WHOLE_MAX),
+    ("retention_bytes", 1, WHOLE_MAX),
+    ("compact_min_age_ms", 0, WHOLE_MAX),
+    ("target_bytes", 1, TARGET_BYTES_MAX),
+)
+_NEEDED: Final = ("compact_min_age_ms", "target_bytes")
 
 
 class TopicExists(NotDone):
@@ -46,15 +57,17 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Milliseconds for which an append is left alone: longer than a writer may take to learn the outcome of
     its commit, which it looks up in the index. At least 0."""
     target_bytes: int = 64 * 1024 * 1024
-    """Bytes that a compacted object should have. At least 1."""
+    """Bytes that a compacted object should have. 1 to 512 MiB."""
 
     def __post_init__(self) -> None:
-        for name, low in (("retention_ms", 1), ("retention_bytes", 1), ("target_bytes", 1)):
+        for name, low, high in _SETTINGS:
             value = getattr(self, name)
-            if value is not None and value < low:
-                raise UsageError(f"{name} is {value}", hint=f"it is at least {low}")
-        if self.compact_min_age_ms < 0:
-            raise UsageError(f"compact_min_age_ms is {self.compact_min_age_ms}", hint="it is at least 0")
+            if (value is not None or name in _NEEDED) and type(value) is not int:
+                raise UsageError(f"{name} is {value!r}", hint="it is an integer")
+            if value is not None:
+                whole(name, value, low, high)
+        if type(self.compaction) is not bool:
+            raise UsageError(f"compaction is {self.compaction!r}", hint="it is True or False")
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

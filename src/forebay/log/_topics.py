@@ -47,6 +47,7 @@ from forebay.log._keys import (
     topics_range,
     validate_topic,
 )
+from forebay.log._numbers import whole
 from forebay.log._records import Control, decode_record, encode_record
 from forebay.log._topic import Topic, TopicDeleted, TopicExists, TopicSettings, TopicState
 from forebay.storage import ObjectStore
@@ -103,7 +104,7 @@ class Catalog:
         self, topic: str, *, partitions: int = 1, settings: TopicSettings | None = None
     ) -> Topic:
         """Create a topic; raises `TopicExists`. Its partitions come into being with their first append."""
-        _check_partitions(partitions)
+        partitions = _check_partitions(partitions)
         topic_id = self._ids.ulid()
 
         def create(found: Topic | None) -> Topic | None:
@@ -381,6 +382,4 @@ def _active(topic: str, found: Topic | None) -> Topic:
 
 
 def _check_partitions(partitions: int) -> int:
-    if not 1 <= partitions <= PARTITION_MAX + 1:
-        raise UsageError(f"{partitions} partitions", hint=f"a topic has 1 to {PARTITION_MAX + 1:,}")
-    return partitions
+    return whole("number of partitions", partitions, 1, PARTITION_MAX + 1)

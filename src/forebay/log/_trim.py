@@ -19,11 +19,12 @@ from dataclasses import dataclass
 import msgspec
 
 from forebay.coordination import Coordinator, DeleteRange
-from forebay.errors import ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
+from forebay.errors import ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable
 from forebay.kit.clock import Clock
 from forebay.kit.retry import RetryPolicy, retry
 from forebay.log._errors import OffsetOutOfRange
 from forebay.log._keys import PartitionKeys
+from forebay.log._numbers import whole
 from forebay.log._records import Control, decode_record, encode_record
 from forebay.log._resolve import Resolver
 
@@ -72,8 +73,7 @@ class Trimmer:
 
         Raises `OffsetOutOfRange` beyond that, and `UnknownTopic`.
         """
-        if offset < 0:
-            raise UsageError(f"a trim to {offset}", hint="offsets are not negative")
+        offset = whole("a trim to", offset)
         keys = PartitionKeys(topic, partition)
         first: list[int] = []
 
