@@ -6,6 +6,10 @@ append by compare-and-set, puts the index entry, and clears the pending append b
 dependent round trips. Both sides encode the same records and put them into a store in memory; that is not
 measured, only the commit is.
 
+On Oxia the baseline runs twice: with one plain call per operation, which is all that the client of the
+specification can do, and with our own client, whose puts share one stream of writes. The second says what the
+sequence alone gains, the first what somebody gains who comes from there.
+
 Flushes come strictly one after the other, but for the last variant: there a producer flushes every group by
 itself, over eight partitions, and commits what is uploaded together; encoding is part of it. The specified
 writer has no such mode; it serialises all flushes. On the embedded coordinator a read costs next to nothing,
@@ -23,9 +27,10 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from benchmarks.figures._suite import suite
+from benchmarks.figures._unary_oxia import UnaryOxia
 from benchmarks.harness import Bench, CannotMeasure, Figure, Sample, Variant, Variants, at_least
 from benchmarks.harness.timing import async_variant
-from forebay.coordination import ABSENT, Coordinator, open_coordinator
+from forebay.coordination import ABSENT, ANY, Coordinator, Record, When, open_coordinator
 from forebay.formats import bytes_batch, shared_blob
 from forebay.kit.clock import SystemClock
 from forebay.kit.ids import IdSource
@@ -64,6 +69,27 @@ _FIGURES = [
 ]
 
 
+_PLAIN_FIGURES = [
+    Figure(
+        f"{size} partition{'s' if size > 1 else ''} per flush, against plain calls",
+        of=f"one round trip, {size}",
+        against=f"plain calls, {size}",
+        target=at_least(4 if size == 1 else 50),
+    )
+    for size in SIZES
+]
+
+
+class _Keys(Protocol):
+    """What the specified sequence needs of a coordinator."""
+
+    async def get(self, key: str, *, partition_key: str | None = None) -> Record | None: ...
+
+    async def put(
+        self, key: str, value: bytes, when: When = ANY, *, partition_key: str | None = None
+    ) -> int: ...
+
+
 def _groups(topic: str, partitions: int) -> list[AppendGroup]:
     return [AppendGroup.of(topic, partition, [RECORD]) for partition in range(partitions)]
 
@@ -71,7 +97,7 @@ def _groups(topic: str, partitions: int) -> list[AppendGroup]:
 class SpecifiedSequence:
     """Read, set pending, put index, clear pending: four round trips per partition."""
 
-    def __init__(self, coordinator: Coordinator, topic: str, partitions: int) -> None:
+    def __init__(self, coordinator: _Keys, topic: str, partitions: int) -> None:
         self._coordinator = coordinator
         self._store = MemoryStore()
         self._ids = IdSource()
@@ -220,6 +246,10 @@ async def _opened(url: str) -> Coordinator:
     return open_coordinator(url)
 
 
+async def _plain(address: str) -> UnaryOxia:
+    return UnaryOxia(address)
+
+
 @suite.benchmark(
     "log-commit-embedded",
     "A flush commits in one round trip whatever its partitions (embedded coordinator).",
@@ -237,6 +267,7 @@ def log_commit_embedded(bench: Bench) -> Iterator[Variants]:
     "log-commit-oxia",
     "A flush commits in one round trip whatever its partitions (Oxia, one shard).",
     *_FIGURES,
+    *_PLAIN_FIGURES,
 )
 def log_commit_oxia(bench: Bench) -> Iterator[Variants]:
     """One server with one shard on this machine, fsync on."""
@@ -247,5 +278,11 @@ def log_commit_oxia(bench: Bench) -> Iterator[Variants]:
         raise CannotMeasure(error.message) from error
     with server, asyncio.Runner() as runner:
         coordinator = runner.run(_opened(server.url()))
-        yield _variants(runner, coordinator)
+        plain = runner.run(_plain(server.address))
+        variants = _variants(runner, coordinator)
+        for size in SIZES:
+            sequence = SpecifiedSequence(plain, f"plain-{size}", size)
+            variants[f"plain calls, {size}"] = _measured(runner, sequence)
+        yield variants
+        runner.run(plain.close())
         runner.run(coordinator.close())
