@@ -469,6 +469,16 @@ async def test_growing_dictionaries_are_read_from_batch_to_batch() -> None:
     assert found == ["0.24", "1.24", "2.24"]
 
 
+async def test_a_batch_without_rows_is_nothing_and_fine() -> None:
+    batch = batch_of("traces", 1)
+    for payload in batch.payloads:
+        table = pa.ipc.open_stream(payload.record).read_next_batch()
+        payload.record = stream_of(table.slice(0, 0))
+    async with receiving() as (sink, receiver), client(receiver, "traces") as stream:
+        assert (await stream.ask(batch)).status_code == 0
+    assert not sink.parcels
+
+
 async def test_a_large_batch_becomes_several_requests() -> None:
     async with receiving(request_bytes_max=32 * MOST, pending_bytes_max=64 * MOST) as (sink, receiver):
         request = sample("logs", 0, items=1)

@@ -78,13 +78,11 @@ class Intake:
         finally:
             self._leave(len(data))
 
-    async def receive_parts(self, signal: Signal, messages: Sequence[Any]) -> None:
-        """The same for one request that was parsed into several messages; all of them are safe, or none."""
-        requests = [each.SerializeToString() for each in messages]
+    async def receive_parts(self, signal: Signal, requests: Sequence[bytes], items: int) -> None:
+        """The same for several requests that came as one and were checked; all of them are safe, or none."""
         size = sum(map(len, requests))
         self._enter(size)
         try:
-            items = sum(check_count(signal, each) for each in messages)
             await self._take(signal, requests, items, size)
         except Exception as error:
             raise self.refusal(error) from error

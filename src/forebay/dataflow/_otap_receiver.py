@@ -21,7 +21,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
@@ -31,7 +31,7 @@ from forebay.dataflow._grpc_server import listen
 from forebay.dataflow._intake import Intake, Refusal
 from forebay.dataflow._otap import METHODS, Batch, BatchStatus, PayloadStreams, decode
 from forebay.dataflow._settings import OtapReceiverSettings
-from forebay.dataflow._signals import SIGNALS, Signal
+from forebay.dataflow._signals import SIGNALS, Signal, check_count
 from forebay.errors import Backpressure, FormatError
 
 __all__ = ["OtapReceiver"]
@@ -57,6 +57,7 @@ _OPTIONS: Final = (
 )
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
+_Requests: TypeAlias = tuple[list[bytes], int]
 
 
 class OtapReceiver:
@@ -111,15 +112,17 @@ class OtapReceiver:
                 )
             self._dictionary_bytes += size
 
-    async def decode(self, signal: Signal, streams: PayloadStreams, batch: Batch) -> list[Any]:
+    async def decode(self, signal: Signal, streams: PayloadStreams, batch: Batch) -> _Requests:
         """The requests of a batch, made in a thread: it takes a while, and others should not wait."""
         loop = asyncio.get_running_loop()
         most = self._settings.request_bytes_max
 
-        def work() -> list[Any] | Exception:
+        def work() -> _Requests | Exception:
             tables = streams.read(batch)
             try:
-                return decode(signal.name, tables, most)
+                messages = decode(signal.name, tables, most)
+                items = sum(check_count(signal, each) for each in messages)
+                return [each.SerializeToString() for each in messages], items
             except Exception as error:
                 # The tables were read: the stream is sound, whatever is in them.
                 return error
@@ -194,13 +197,13 @@ class _Stream:
         try:
             while (data := await self._next()) is not None:
                 await self._gate.acquire()
-                messages = await self._decode(data)
-                if messages is None:
+                found = await self._decode(data)
+                if found is None:
                     self._gate.release()
                     if self.ending is not None:
                         break
                     continue
-                task = asyncio.create_task(self._take(*messages))
+                task = asyncio.create_task(self._take(*found))
                 for group in (under_way, self._tasks):
                     group.add(task)
                     task.add_done_callback(group.discard)
@@ -226,7 +229,7 @@ class _Stream:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await stop
 
-    async def _decode(self, data: bytes) -> tuple[int, list[Any]] | None:
+    async def _decode(self, data: bytes) -> tuple[int, _Requests] | None:
         """Number and requests of a batch; none where it was refused."""
         number = 0
         try:
@@ -245,9 +248,9 @@ class _Stream:
             self.ending = (_CODES[refusal.reason], refusal.message)
         return None
 
-    async def _take(self, number: int, messages: list[Any]) -> None:
+    async def _take(self, number: int, requests: _Requests) -> None:
         try:
-            await self._receiver.intake.receive_parts(self._signal, messages)
+            await self._receiver.intake.receive_parts(self._signal, *requests)
         except Refusal as refusal:
             self._refuse(number, refusal)
         else:

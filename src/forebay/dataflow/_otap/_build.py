@@ -29,7 +29,7 @@ Column = tuple[pa.Field, pa.Array]
 
 def column(name: str, kind: pa.DataType, values: Sequence[Any], default: Any = None) -> Column | None:
     """A column; none where all of its values are null or the default."""
-    if not any(value is not None and value != default for value in values):
+    if not set(values) - {None, default}:
         return None
     array = pa.array(values, kind)
     if pa.types.is_string(kind):

@@ -62,7 +62,7 @@ def _items(signal: str, request: Any) -> Iterator[Item]:
 
 def _stream(table: pa.RecordBatch, codec: str) -> bytes:
     out = io.BytesIO()
-    options = pa.ipc.IpcWriteOptions(compression=None if codec == "none" else codec)
+    options = pa.ipc.IpcWriteOptions(compression=None if codec == "none" else codec, use_threads=False)
     # Not closed: the mark of the end would tell the reader that no batch follows in this stream.
     writer = pa.ipc.new_stream(out, table.schema, options=options)
     writer.write_batch(table)

@@ -47,7 +47,10 @@ class Attributes:
         for pair in pairs:
             self._parents.append(parent)
             self._keys.append(pair.key)
-            self._values.append(value_row(pair.value))
+            # Most values are texts; asking which kind a value is costs as much as all the rest.
+            text = pair.value.string_value
+            row = (v.TEXT, text, None, None, None, None, None) if text else value_row(pair.value)
+            self._values.append(row)
 
     def table(self) -> pa.RecordBatch | None:
         """The table, none where there are no attributes."""

@@ -31,6 +31,9 @@ PAYLOAD_MESSAGES_MAX: Final = 1_024
 SCHEMA_FIELDS_MAX: Final = 256
 """Columns of a table, those inside of others counted."""
 
+# Tables are small; threads of Arrow would cost more than they do.
+_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
+
 
 class StreamBroken(FormatError):
     """A payload that cannot be read; nor can any that follows it in the same stream."""
@@ -122,7 +125,7 @@ class _Stream:
         """The record batch of the payload."""
         self._source.feed(payload.record)
         if self._reader is None:
-            self._reader = pa.ipc.open_stream(self._source)
+            self._reader = pa.ipc.open_stream(self._source, options=_OPTIONS)
             _check_fields(self._reader.schema)
         try:
             batch = self._reader.read_next_batch()

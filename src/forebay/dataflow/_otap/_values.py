@@ -61,10 +61,13 @@ class Values:
     def setter(self) -> Callable[[int, Any], None]:
         """A function that puts the value of a row into a message `AnyValue`."""
         types, columns, read = self.types, self._columns, self._reader.read
-        names = _FIELDS
+        names, texts = _FIELDS, columns.get(TEXT, ())
 
         def put(row: int, into: Any) -> None:
             kind = types[row]
+            if kind == TEXT:
+                into.string_value = texts[row]
+                return
             name = names.get(kind)
             if name is not None:
                 setattr(into, name, columns[kind][row])
@@ -90,10 +93,11 @@ def attach(
     values = Values(table, reader)
     parents = table.parents(ids, alike(table))
     put = values.setter()
+    adders = {ident: getattr(owner, field).add for ident, owner in owners.items()}
     for row, (parent, key) in enumerate(zip(parents, keys, strict=True)):
-        owner = owners.get(parent)
-        if owner is not None:
-            put(row, getattr(owner, field).add(key=key).value)
+        add = adders.get(parent)
+        if add is not None:
+            put(row, add(key=key).value)
 
 
 def alike(table: Table) -> npt.NDArray[np.bool_]:
