@@ -6,12 +6,15 @@ import base64
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.stream.shared import BLOOM, EMPTY, ONE, VARY, delivered, osiris_files
+
+from forebay.errors import Unavailable
+from forebay.stream import StreamReader
 
 
 @pytest.fixture
@@ -242,3 +245,28 @@ def test_two_directories_never_become_one_stream(run: Callable[..., Any], tmp_pa
 def test_a_directory_without_streams_is_told(run: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     assert "no segment files" in run("tier", tmp_path / "nothing", "--once").err
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_follower_outlasts_an_outage_and_repeats_nothing(
+    tiered: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, follow: bool
+) -> None:
+    chunks = StreamReader.chunks
+    outages = [3, 5]
+
+    async def failing(self: StreamReader, *words: Any, **named: Any) -> AsyncIterator[Any]:
+        left = outages.pop() if outages else None
+        async for chunk in chunks(self, *words, **named):
+            if left == 0:
+                raise Unavailable("the bucket is away")
+            left = None if left is None else left - 1
+            yield chunk
+
+    monkeypatch.setattr(StreamReader, "chunks", failing)
+    monkeypatch.setattr("forebay.cli.stream.OUTAGE_PAUSE_S", 0)
+    if not follow:
+        assert "away" in tiered("read", "vary", code=1).err
+        return
+    ran = tiered("read", "vary", "--follow", "-n", len(delivered("vary")))
+    assert hashes(ran.documents) == delivered("vary")
+    assert ran.err.count("away") == 2

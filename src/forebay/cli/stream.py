@@ -20,7 +20,7 @@ from forebay.cli import _output as out
 from forebay.cli._deployment import Deployment, deployment_options
 from forebay.cli._options import CommandGroup
 from forebay.cli._run import wait_for
-from forebay.errors import ForebayError, UsageError
+from forebay.errors import ForebayError, Unavailable, UsageError
 from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ AlarmBytes = Annotated[
 AlarmAge = Annotated[
     str, typer.Option("--alarm-age", metavar="TIME", help="Age of a lag that is reported as an alarm.")
 ]
+
+
+OUTAGE_PAUSE_S = 1.0
+"""Between two tries of a follower whose bucket cannot be reached, each of which has patience of its own."""
 
 
 class Incomplete(ForebayError):
@@ -258,18 +262,29 @@ def read(
         left = limit
         async with _opened(deployment) as parts:
             reader = parts.reader(await parts.find(name), local)
-            begin: Any = spec
+            begin: int | None = None
             lowest = spec.value if spec.kind == "offset" else 0
             while left is None or left > 0:
                 try:
+                    begin = await reader.attach(spec) if begin is None else begin
                     async for chunk in reader.chunks(begin, matcher=matcher, follow=follow):
                         left = _print_records(chunk, lowest, left)
+                        begin = chunk.header.next_id
+                        if follow:
+                            sys.stdout.flush()
                         if left == 0:
                             return
                 except Overtaken as gone:
                     # Told, not hidden: the reader of this output can see the hole and why it is there.
                     sys.stderr.write(f"note: {gone.message}\n")
                     begin = gone.resume_offset
+                    continue
+                except Unavailable as error:
+                    # Whoever follows a stream outlasts its bucket's bad hours, and goes on where it was.
+                    if not follow:
+                        raise
+                    sys.stderr.write(f"note: {error.message}; waiting\n")
+                    await asyncio.sleep(OUTAGE_PAUSE_S)
                     continue
                 return
 
