@@ -81,13 +81,18 @@ class RabbitServer:
                 self._machine = int(self._pid_file.read_text())
                 guard.watch(self._machine)
 
-    def stop(self) -> None:
+    def kill(self) -> None:
+        """End the Erlang machine at once, as a crash does."""
+        self.stop(signal.SIGKILL)
+        self._pid_file.unlink(missing_ok=True)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Tell the Erlang machine to stop, and wait until it is gone."""
         machine, self._machine = self._machine, None
         if machine is None:
             self._server.stop()
             return
-        _signal(machine, signal.SIGTERM)
+        _signal(machine, number)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while _lives(machine):
             if time.monotonic() > deadline:
