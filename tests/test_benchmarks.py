@@ -540,6 +540,20 @@ def test_the_issue_s_targets_are_in_the_suite() -> None:
     assert held[("oxia", "100 puts in one write")] == ">= 10"
     assert held[("oxia", "64 puts in flight")] == ">= 3"
     assert held[("simulation", "seeds per second")] == ">= 50"
+    for size in ("132", "1k"):
+        for way in ("", "availableNow: "):
+            assert held[(f"spark-read-{size}", f"{way}CPU of the connector and its broker")] == "<= 0.5"
+            assert held[(f"spark-read-{size}", f"{way}rows/s of the connector")] == ">= 2"
+        assert held[(f"spark-read-{size}", "CPU of prepared batches")] == "<= 1.3"
+        assert held[(f"spark-read-{size}", "CPU of spark.read.parquet")] == "<= 2.2"
+        assert held[(f"spark-read-{size}", "two cores against one")] == ">= 1.7"
+        for table in ("Delta", "Parquet"):
+            assert held[(f"spark-export-{size}", f"{table}: CPU of source to df.write.parquet")] == "<= 0.5"
+        assert held[(f"spark-export-{size}", "two cores against one")] == ">= 1.7"
+    assert held[("spark-sink", "CPU of discarding")] == "<= 1.25"
+    assert held[("spark-sink", "rows/s of df.write.format(kafka)")] == ">= 1.5"
+    assert held[("spark-tail", "overhead of a trigger, ms")] == "<= 50"
+    assert held[("spark-tail", "round trips of latestOffset, 1,000 partitions")] == "<= 1"
 
 
 def test_real_benchmarks_have_distinct_figures_and_a_claim() -> None:

@@ -23,6 +23,7 @@ from benchmarks.figures import (  # noqa: I001 - the order of the table: promise
     spark_export,
     spark_read,
     spark_sink,
+    spark_tail,
     simulation,
     local_files,
     buckets,
@@ -58,6 +59,7 @@ __all__ = [
     "spark_export",
     "spark_read",
     "spark_sink",
+    "spark_tail",
     "stream",
     "suite",
 ]

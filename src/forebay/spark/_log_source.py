@@ -34,6 +34,7 @@ from forebay.spark._errors import DataLossFound, with_hints
 from forebay.spark._log_plan import LogRange, LogTask, plan, resolve, skip_or_fail
 from forebay.spark._offsets import Offsets, as_offset, from_offset, share
 from forebay.spark._options import LogOptions
+from forebay.spark._worker import settle
 
 __all__ = ["LogBatchReader", "LogStreamReader"]
 
@@ -81,6 +82,7 @@ class _Reading:
             for wanted in partition.ranges:
                 for run in self._client.iterate(fused(self._scan(reader, wanted))):
                     yield columns.batch(run)
+        settle()
 
     async def _scan(self, reader: LogReader, wanted: LogRange) -> AsyncIterator[FetchedBatch]:
         position = wanted.start
