@@ -1,7 +1,7 @@
 """A real RabbitMQ, its own client, and the sidecar beside it, all running at once.
 
-The broker's retention removes local segments while it is published to, is restarted in the middle and killed once. The
-bucket has everything that the broker ever delivered: each record at its offset, hash for hash.
+The broker's retention removes local segments while it is published to; it is restarted in the middle, and
+killed once. The bucket has everything that it ever delivered: each record at its offset, hash for hash.
 """
 
 from __future__ import annotations
