@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.quiver.harness import SMALL, batch, drain, numbers
 
-from forebay.errors import UsageError
+from forebay.errors import ForebayError, UsageError
 from forebay.kit.clock import SystemClock
 from forebay.kit.metrics import MetricsRegistry
-from forebay.quiver import DirectoryInUse, QuiverConfig, QuiverCore, QuiverFull
+from forebay.quiver import DirectoryInUse, QuiverConfig, QuiverCore, QuiverFull, _local_disk
 from forebay.quiver._budget import SharedBudget
 from forebay.quiver._metrics import QuiverMetrics
 from forebay.quiver._retention import RESERVE_BYTES
@@ -142,6 +142,20 @@ async def test_adopted_shard_does_not_write_over_the_figures_of_its_adopter(tmp_
         assert {key for key, _ in metrics.core_bytes.series()} == {("0",)}
         # What was put aside there counts here now.
         assert core.own.stats().used_bytes == on_disk(tmp_path)
+
+
+async def test_directories_that_are_made_are_durable_up_to_the_first_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(_local_disk, "sync_directory", synced.append)
+    async with QuiverCore(tmp_path / "a" / "b" / "c", 0, 1, KEEP):
+        pass
+    for made in ("a", "a/b", "a/b/c", "a/b/c/core_0", "a/b/c/core_0/wal"):
+        assert (tmp_path / made).parent in synced
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ForebayError):
+        await QuiverCore(tmp_path / "file" / "q", 0, 1, KEEP).open()
 
 
 async def test_shard_that_is_still_in_use_is_left_alone(tmp_path: Path) -> None:

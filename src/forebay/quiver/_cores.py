@@ -35,8 +35,8 @@ from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver._budget import CORES_MAX, Budget, OwnBudget, SharedBudget
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Delivery
-from forebay.quiver._errors import DirectoryInUse
-from forebay.quiver._local_disk import sync_directory
+from forebay.quiver._errors import DirectoryInUse, from_os_error
+from forebay.quiver._local_disk import make_directories, sync_directory
 from forebay.quiver._metrics import QuiverMetrics
 from forebay.quiver._quiver import Quiver, Receipt
 from forebay.quiver._retention import RESERVE_BYTES
@@ -99,7 +99,10 @@ class QuiverCore:
 
     async def open(self) -> Self:
         """Open this core's instance and adopt what is its to adopt. Raises `DirectoryInUse`."""
-        self._root.mkdir(mode=0o750, parents=True, exist_ok=True)
+        try:
+            make_directories(self._root)
+        except OSError as error:
+            raise from_os_error("making the directory", error) from error
         self.own = await self._instance(self._core).open()
         try:
             await self._adopt()

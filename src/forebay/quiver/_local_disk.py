@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from forebay.quiver._disk import DiskFile, Lane, Piece
 
-__all__ = ["LocalDisk", "sync_directory"]
+__all__ = ["LocalDisk", "make_directories", "sync_directory"]
 
 T = TypeVar("T")
 _Job: TypeAlias = tuple[Callable[[], Any], Callable[[Any, Any], None], asyncio.AbstractEventLoop]
@@ -207,6 +207,14 @@ class _LocalFile:
     def close(self) -> None:
         """close."""
         os.close(self._descriptor)
+
+
+def make_directories(path: Path) -> None:
+    """A directory and those above it that are missing, each of them durable."""
+    if not path.is_dir():
+        make_directories(path.parent)
+        path.mkdir(mode=0o750, exist_ok=True)
+        sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
