@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,17 @@ async def test_directories_that_are_made_are_durable_up_to_the_first_that_was_th
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ForebayError):
         await QuiverCore(tmp_path / "file" / "q", 0, 1, KEEP).open()
+
+
+async def test_damaged_usage_of_cores_that_are_not_there_shuts_nobody_out(tmp_path: Path) -> None:
+    config = dataclasses.replace(KEEP, size_cap_bytes=4 * RESERVE)
+    async with QuiverCore(tmp_path, 0, 2, config, sharing="shared") as core:
+        room = await fill(core)
+    usage = tmp_path / "usage"
+    usage.write_bytes(random.Random(1).randbytes(usage.stat().st_size))
+    shutil.rmtree(tmp_path / "core_0")
+    async with QuiverCore(tmp_path, 0, 2, config, sharing="shared") as core:
+        assert await fill(core) == room
 
 
 async def test_shard_that_is_still_in_use_is_left_alone(tmp_path: Path) -> None:

@@ -162,6 +162,12 @@ class SharedBudget:
                 return True
         return False
 
+    def forget_absent(self, present: set[int]) -> None:
+        """Clear what the file says of cores without files. It has no checksum, and nobody else would."""
+        for core in set(range(CORES_MAX)) - present - {self._core}:
+            self._words[core * _SLOT_WORDS] = 0
+            self._words[core * _SLOT_WORDS + 1] = 0
+
     def forget(self) -> None:
         """The instance has no files any more."""
         self.publish(0)

@@ -126,6 +126,7 @@ class QuiverCore:
                 reserve_bytes=reserve,
                 clock=self._clock,
             )
+            budget.forget_absent({number for number, _ in self._shards()})
         self._budgets[core] = budget
         return Quiver(
             _shard(self._root, core),
@@ -138,10 +139,12 @@ class QuiverCore:
             is_adopted=core != self._core,
         )
 
+    def _shards(self) -> list[tuple[int, Path]]:
+        found = [(_NAME.fullmatch(each.name), each) for each in sorted(self._root.iterdir())]
+        return [(int(match[1]), path) for match, path in found if match]
+
     async def _adopt(self) -> None:
-        for entry in sorted(self._root.iterdir()):
-            match = _NAME.fullmatch(entry.name)
-            number = int(match[1]) if match else -1
+        for number, _ in self._shards():
             if not self._cores <= number < CORES_MAX or number % self._cores != self._core:
                 continue
             # A process of the time with more cores may still be there: it keeps its shard.
