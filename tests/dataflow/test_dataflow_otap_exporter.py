@@ -220,3 +220,28 @@ async def test_statuses_in_another_order_find_their_batches() -> None:
             return_exceptions=True,
         )
     assert [type(each) for each in outcomes] == [type(None), Unavailable, Refused]
+
+
+async def test_a_stream_that_is_stuck_fails_for_all_and_cancels_nobody() -> None:
+    """The task of a subscriber that took the end of a call for its own would deliver nothing any more."""
+    server = Server()
+    stuck = asyncio.Event()
+
+    async def read_no_more(*_: Any) -> bool:
+        await stuck.wait()
+        return True
+
+    server.on_batch = read_no_more
+    # More than the window of HTTP/2 takes.
+    large = [logs(f"{each}" + "x" * 20_000_000) for each in range(2)]
+    async with (
+        server.running() as target,
+        exporting(target, timeout_ms=3_000, payload_compression="none") as exporter,
+    ):
+        outcomes = await asyncio.gather(
+            *(exporter.take(parcel("logs", each, key=str(number))) for number, each in enumerate(large)),
+            exporter.take(parcel("logs", logs("small"), key="2")),
+            return_exceptions=True,
+        )
+        stuck.set()
+    assert {type(each) for each in outcomes} <= {OutcomeUnknown, Unavailable}

@@ -22,7 +22,7 @@ from forebay.dataflow._otap import METHODS, Batch, BatchStatus, encode
 from forebay.dataflow._parcels import Refused
 from forebay.dataflow._settings import OtapExporterSettings
 from forebay.dataflow._signals import Signal, parse
-from forebay.errors import ForebayError, OutcomeUnknown
+from forebay.errors import ForebayError, OutcomeUnknown, Unavailable
 
 __all__ = ["OtapExporter"]
 
@@ -106,12 +106,15 @@ class _Stream:
                 status = await answer
         except TimeoutError:
             # A stream that is stuck stays so; the next batch begins a new one.
+            was_sent = batch.batch_id in self._waiting
             await self.close()
-            raise OutcomeUnknown(
-                f"export of {self._signal.name}",
-                reason=f"no status in {timeout_s:g} s",
-                hint="it is tried again",
-            ) from None
+            raise self._cut_short(was_sent, f"no status in {timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            # gRPC tells it to everybody in a call that was cancelled, and the task that hears it would end.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._cut_short(batch.batch_id in self._waiting, "the stream was given up") from None
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
             raise await self._lost(error, was_sent=batch.batch_id in self._waiting) from None
         finally:
@@ -160,6 +163,11 @@ class _Stream:
                 return failure
             self._exporter.careful.add(self._signal.name)
         return self._doubt(failure.message)
+
+    def _cut_short(self, was_sent: bool, reason: str) -> ForebayError:
+        return (
+            self._doubt(reason) if was_sent else Unavailable(f"{reason}; not sent", hint="it is tried again")
+        )
 
     def _doubt(self, reason: str) -> OutcomeUnknown:
         return OutcomeUnknown(f"export of {self._signal.name}", reason=reason, hint="it is tried again")
