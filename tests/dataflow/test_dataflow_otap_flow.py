@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.dataflow.flow_files import pipeline
 from tests.dataflow.otlp_kit import Destination, FlowProcess, parquet_rows
-from tests.dataflow.test_dataflow_sdk import Sdk
+from tests.dataflow.test_dataflow_sdk import Sdk, Sender
 
 from forebay.dataflow import check, load
 from forebay.dataflow._settings import OtapExporterSettings, OtapReceiverSettings
@@ -197,3 +200,34 @@ def test_everything_from_the_sdk_passes_through_otap_whatever_is_killed(
     assert (rows[0]["scope_name"], rows[0]["scope_version"]) == ("tests", "1.0")
     metrics = {row["name"]: row for row in parquet_rows(tmp_path / "b" / "parquet", "metrics")}
     assert metrics["orders1"]["value_int"] == 41
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1_800)
+def test_acknowledged_requests_pass_through_otap_whichever_side_is_killed(
+    tmp_path: Path, destination: Destination
+) -> None:
+    randomness = random.Random(int(os.environ.get("FOREBAY_SEED", "7")))
+    first, second = first_and_second(tmp_path, destination)
+    [port] = free_ports(1)
+    old, new = b"  listening_addr: 127.0.0.1:0", b"  listening_addr: 127.0.0.1:%d" % port
+    first.write_bytes(first.read_bytes().replace(old, new, 1))
+    enough = threading.Event()
+    sender = Sender(f"127.0.0.1:{port}", enough)
+    sender.start()
+    destination.up()
+    with FlowProcess(first) as flow, FlowProcess(second) as behind:
+        for _ in range(int(os.environ.get("FOREBAY_KILLS", "50"))):
+            sender.news.clear()
+            assert sender.news.wait(60)
+            # Not a wait for something: the moment of the kill is what is random.
+            threading.Event().wait(randomness.uniform(0, 0.5))
+            victim = randomness.choice([flow, behind])
+            victim.kill()
+            victim.start()
+        enough.set()
+        sender.join(60)
+        destination.wait_for("traces", sender.acknowledged)
+        assert flow.terminate() == 0
+        assert behind.terminate() == 0
+    assert set(sender.acknowledged) <= set(destination.names("traces"))
