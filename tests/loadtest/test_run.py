@@ -14,7 +14,7 @@ import pytest
 
 from forebay.errors import UsageError
 from forebay.loadtest import Kill, Run, Scenario, Stack, load_scenario
-from forebay.loadtest._report import line_chart
+from forebay.loadtest._report import SHARES, line_chart
 from forebay.loadtest._summary import memory_growth
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -177,3 +177,5 @@ def test_charts_are_well_formed_and_stay_inside_their_frame() -> None:
             x, y = map(float, point.split(","))
             assert 0 <= x <= 860 and 0 <= y <= 260
     assert line_chart([], "ms") == "<p>No samples.</p>"
+    marked = ElementTree.fromstring(line_chart([("a", [(0, 1), (3, 2)])], "ms", SHARES))
+    assert {"0 %", "99 %", "99.9 %"} <= {each.text for each in marked.findall("text")}

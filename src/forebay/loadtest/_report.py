@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["html_report", "line_chart"]
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 860, 260, 64, 34, 16, 120
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 860, 260, 64, 34, 16, 150
 COLOURS = ("#2563eb", "#16a34a", "#d97706", "#dc2626", "#7c3aed", "#0891b2")
 _STYLE = """
 :root{color-scheme:light dark;--ink:#111;--paper:#fff;--rule:#d4d4d8;--soft:#71717a;--bad:#b91c1c;
@@ -24,6 +24,9 @@ td:first-child,th:first-child{text-align:left}.bad{color:var(--bad)}.good{color:
 svg{width:100%;height:auto}svg text{fill:var(--soft);font:11px system-ui,sans-serif}
 svg .rule{stroke:var(--rule);stroke-width:1}pre{white-space:pre-wrap}
 """
+
+SHARES = ((0.0, "0 %"), (0.301, "50 %"), (1.0, "90 %"), (2.0, "99 %"), (3.0, "99.9 %"))
+"""Where the axis of percentiles has marks: equal steps are equal numbers of nines."""
 
 Line = tuple[str, Sequence[tuple[float, float]]]
 
@@ -63,7 +66,7 @@ def html_report(
     charts = [
         ("Throughput", line_chart(_throughput(samples), "MB/s")),
         ("Latency over time", line_chart(_latency(samples), "ms")),
-        ("Latency by percentile", line_chart(_percentiles(client["percentiles_ms"]), "ms", "nines")),
+        ("Latency by percentile", line_chart(_percentiles(client["percentiles_ms"]), "ms", SHARES)),
         ("Brokers: processor time", line_chart(_brokers(brokers), "cores")),
         ("Brokers: memory", line_chart(_memory(brokers), "MiB")),
     ]
@@ -87,7 +90,6 @@ def _latency(samples: Sequence[dict[str, Any]]) -> list[Line]:
 
 
 def _percentiles(found: dict[str, float]) -> list[Line]:
-    # Equal steps are equal numbers of nines: 90 %, 99 %, 99.9 %.
     points = [(float(nines), value) for nines, value in found.items()]
     return [("all requests", points)]
 
@@ -118,8 +120,8 @@ def _mib(count: float) -> str:
     return f"{count / 2**20:,.0f} MiB"
 
 
-def line_chart(lines: Sequence[Line], unit: str, across: str = "s") -> str:
-    """A chart as SVG. Without points it says so."""
+def line_chart(lines: Sequence[Line], unit: str, marks: Sequence[tuple[float, str]] = ()) -> str:
+    """A chart as SVG, with these marks across or with seconds. Without points it says so."""
     points = [point for _, line in lines for point in line]
     if not points:
         return "<p>No samples.</p>"
@@ -137,9 +139,9 @@ def line_chart(lines: Sequence[Line], unit: str, across: str = "s") -> str:
         _, y = place(0, y_max * step / 4)
         parts.append(f'<line class="rule" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{y_max * step / 4:g}</text>')
-        x, _ = place(x_max * step / 4, 0)
-        label = f"{x_max * step / 4:.3g}"
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{label} {across}</text>')
+    for at, label in marks or [(x_max * step / 4, f"{x_max * step / 4:.3g} s") for step in range(5)]:
+        x, _ = place(at, 0)
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{label}</text>')
     for number, (name, line) in enumerate(lines):
         colour = COLOURS[number % len(COLOURS)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line))
