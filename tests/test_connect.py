@@ -409,6 +409,27 @@ def test_a_forked_child_that_connects_by_itself_ends_and_loses_nothing(tmp_path:
     assert bay.topics.list() == []
 
 
+def test_a_child_whose_parent_was_connected_to_a_service_is_told_not_to_be_one(tmp_path: Path) -> None:
+    # In a process of its own: it counts as connected from then on.
+    script = (
+        "import os, sys, forebay\n"
+        "from forebay.errors import UsageError\n"
+        "forebay.connect('memory://', coordinator='oxia://127.0.0.1:1/default').close()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    with forebay.connect(sys.argv[1]) as bay:\n"
+        "        bay.topics.create('orders')\n"
+        "    try:\n"
+        "        forebay.connect('memory://', coordinator='oxia://127.0.0.1:1/default')\n"
+        "    except UsageError as error:\n"
+        "        os._exit(42 if 'spawn' in error.hint else 1)\n"
+        "    os._exit(2)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42\n"
+        "forebay.connect('memory://', coordinator='oxia://127.0.0.1:1/default').close()\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+
+
 def test_importing_forebay_loads_nothing_heavy() -> None:
     script = (
         "import sys, forebay\n"

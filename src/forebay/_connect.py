@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from forebay._forks import check_not_forked
 from forebay.coordination import Coordinator, MemoryCoordinator, open_coordinator
 from forebay.errors import UsageError
 from forebay.kit.clock import Clock, SystemClock
@@ -51,6 +52,7 @@ class Parts:
 
 def open_parts(location: Location, coordinator: Location | None) -> Parts:
     """Open the store and the coordinator. Call it inside the running loop; nothing is contacted yet."""
+    check_not_forked(location, coordinator)
     clock = SystemClock()
     ids = IdSource(clock)
     keys = _open_coordinator(location) if coordinator is None else open_coordinator(coordinator)
