@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -21,6 +22,9 @@ from typing import Any
 import pytest
 from tests.stream.rabbit import RabbitServer
 
+from forebay.formats.osiris_entry import sub_batch
+from forebay.kit.clock import SystemClock
+from forebay.stream import StreamWriter, WriterConfig
 from forebay.testing.pytest_plugin import cannot_be_had
 from forebay.testing.servers import ServerUnavailable
 
@@ -110,10 +114,10 @@ class Client:
     def _parts(self) -> dict[str, Any]:
         return {"host": "127.0.0.1", "port": self._rabbit.port, "username": "guest", "password": "guest"}
 
-    async def create(self) -> None:
+    async def create(self, kept_bytes: int = KEPT_BYTES) -> None:
         from rstream import Producer
 
-        arguments = {"stream-max-segment-size-bytes": SEGMENT_BYTES, "max-length-bytes": KEPT_BYTES}
+        arguments = {"stream-max-segment-size-bytes": SEGMENT_BYTES, "max-length-bytes": kept_bytes}
         async with Producer(**self._parts()) as producer:
             await producer.create_stream(STREAM, arguments=arguments)
 
@@ -228,3 +232,46 @@ def _check_restored(bucket: Path, local: list[Path], where: Path) -> None:
             restored = (where / path.name).read_bytes()
             assert path.read_bytes().startswith(restored)
     assert len(list(where.glob("*.segment"))) > len(local)
+
+
+async def test_a_broker_goes_on_with_files_that_were_restored_and_written_here(
+    rabbit: RabbitServer, tmp_path: Path
+) -> None:
+    """Its files come back from the bucket, we write on in them, and it delivers all and writes on, too."""
+    client, draw = Client(rabbit), random.Random(6)
+    await client.create(kept_bytes=100_000_000)
+    await client.round(draw, 300)
+    await asyncio.to_thread(rabbit.stop)
+    [directory] = rabbit.streams.iterdir()
+    forebay("tier", rabbit.streams, "--store", tmp_path / "bucket", "--once", "--fragment", "20kB")
+    shutil.rmtree(directory)
+    forebay("restore", STREAM, directory, "--store", tmp_path / "bucket")
+    before, ours = len(client.published), [_digest(body) for body in _write_on(directory, draw)]
+    client.published += ours
+    await asyncio.to_thread(rabbit.start)
+    await client.available()
+    client.delivered = []
+    await client.round(draw, 300)
+    digests = [digest for _, digest in client.delivered]
+    assert digests[before : before + len(ours)] == ours
+    assert sorted(digests) == sorted(client.published)
+    forebay("tier", rabbit.streams, "--store", tmp_path / "bucket", "--once")
+    assert _records(forebay("read", STREAM, "--store", tmp_path / "bucket")) == client.delivered
+
+
+def _write_on(directory: Path, draw: random.Random) -> list[bytes]:
+    """Chunks of all kinds, over a roll: entries, sub-batches, a producer's sequence, a consumer's offset."""
+    config = WriterConfig(segment_bytes_max=SEGMENT_BYTES)
+    written: list[bytes] = []
+    with StreamWriter(directory, epoch=1, clock=SystemClock(), config=config) as writer:
+        for number in range(60):
+            bodies = [draw.randbytes(draw.choice((1, 20, 1500))) for _ in range(draw.randint(1, 9))]
+            if number % 3 == 0:
+                writer.append([bodies[0], sub_batch(bodies[1:] or [b"x"], number % 2)])
+                bodies = bodies if len(bodies) > 1 else [*bodies, b"x"]
+            else:
+                writer.append(bodies, producer=(b"ours", number))
+            written += bodies
+            writer.store_offsets({b"reader": writer.next_offset - 1})
+        writer.commit()
+    return written
