@@ -11,7 +11,9 @@ import pytest
 from tests.quiver.harness import SMALL, batch, drain, simulate, store
 from tests.quiver.sim_disk import SimDisk
 
-from forebay.errors import ForebayError, StorageFull, Unavailable
+from forebay.errors import AccessDenied, ForebayError, StorageFull, Unavailable
+from forebay.formats import quiver_segment
+from forebay.quiver import _finalizer
 from forebay.testing.world import World
 
 SLOW = dataclasses.replace(SMALL, segment_open_ms=86_400_000, maintenance_interval_ms=3_600_000)
@@ -187,5 +189,84 @@ def test_losses_are_told_by_a_metric_also_after_a_restart() -> None:
             recorded = quiver._metrics.losses_ever.labels
             assert recorded("0", "segments", "expired").value == 1
             assert recorded("0", "rows", "expired").value == 10
+
+    simulate(scenario)
+
+
+def test_what_no_reader_would_take_is_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are cut at the number of batches and at the size of a footer that readers take."""
+    config = dataclasses.replace(SLOW, segment_bytes=1 << 20, wal_bytes_max=1 << 20, size_cap_bytes=1 << 24)
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, config) as quiver:
+            await quiver.register("a")
+            for number in range(60):
+                await quiver.ingest(batch(number, 1), context={"tenant": f"{number:0100}"})
+            await quiver.flush()
+            metas = [view.meta async for view in quiver.read()]
+            assert len(metas) > 3
+            assert max(len(meta.sources) for meta in metas) <= 25
+            left = disk.after_crash(power_loss=True)
+        async with store(world, left, config) as quiver:
+            assert quiver.report.is_clean
+            assert await drain(quiver, "a") == list(range(60))
+
+    monkeypatch.setattr(_finalizer, "SOURCES_MAX", 25)
+    monkeypatch.setattr(quiver_segment, "FOOTER_BYTES_MAX", 2_500)
+    simulate(scenario)
+
+
+def test_segments_kept_mapped_have_a_bound_and_so_has_what_is_known_of_retries() -> None:
+    config = dataclasses.replace(SLOW, maps_max=3, retry_base_ms=60_000, retry_cap_ms=60_000)
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, config) as quiver:
+            await quiver.register("a")
+            for number in range(40):
+                await quiver.ingest(batch(number))
+                await quiver.flush()
+            deliveries = quiver._deliveries
+            held = [await quiver.next("a", 0) for _ in range(10)]
+            assert len(deliveries.reader._views) == 3
+            for each in held[:6]:
+                assert each is not None
+                await each.nack()
+            desk = deliveries._desks["a"]
+            assert (len(desk.claims), len(desk.waiting)) == (4, 6)
+
+    simulate(scenario)
+
+
+def test_read_only_file_system_fails_at_open() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        for operation in ("mkdir", "lock"):
+            disk.faults.append((operation, "", errno.EROFS))
+            with pytest.raises(AccessDenied):
+                await store(world, disk).open()
+        async with store(world, disk) as quiver:
+            assert quiver.report.is_clean
+
+    simulate(scenario)
+
+
+def test_loss_counts_only_those_who_had_not_resolved_what_went() -> None:
+    config = dataclasses.replace(SLOW, retain_ms=10_000)
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, config) as quiver:
+            for name in ("a", "b"):
+                await quiver.register(name)
+            for number in range(2):
+                await quiver.ingest(batch(number))
+                await quiver.flush()
+            assert await drain(quiver, "a") == [0, 1]
+            delivery = await quiver.next("b", 0)
+            assert delivery is not None
+            await delivery.ack()
+            await world.clock().sleep(11)
+            await quiver.maintain()
+            dropped = {each.name: each.dropped for each in quiver.stats().subscribers}
+            assert dropped == {"a": {}, "b": {"expired": 1}}
+            assert quiver.stats().losses["segments.expired"] == 1
 
     simulate(scenario)
