@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
-from tests.spark.bed import drain, fill, golden, rows, stream
+from tests.spark.bed import drain, fill, golden, rows, run, stream
 
 import forebay
 from forebay.log import Compactor, CompactorConfig
@@ -196,3 +196,41 @@ def test_a_pruned_schema_reaches_the_tasks(tmp_path: Path) -> None:
     [task] = source.partitions(source.initialOffset(), {"t": {"0": 4}})
     [batch] = source.read(task)
     assert batch.to_pydict() == {"offset": [1, 2, 3], "topic": ["t"] * 3}
+
+
+GOLDEN = '{"clicks": {"0": 5, "1": 1, "10": 1, "2": 3}, "orders": {"0": 4}}'
+"""Positions as checkpoints in the field hold them. This text never changes."""
+
+
+def test_positions_have_the_text_that_checkpoints_in_the_field_have(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    fill(data, "clicks", 0, [b"x"] * 4, partitions=11)
+    fill(data, "clicks", 2, [b"x"] * 2)
+    fill(data, "orders", 0, [b"x"] * 3)
+    source = reader(data, assign='{"clicks": [10, 2, 1, 0], "orders": [0]}')
+    assert json.dumps(source.latestOffset(source.initialOffset(), ReadAllAvailable())) == GOLDEN
+    assert json.dumps(source.reportLatestOffset()) == GOLDEN
+    assert json.dumps(source.latestOffset(json.loads(GOLDEN), ReadAllAvailable())) == GOLDEN
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_checkpoint_written_by_hand_gives_exactly_the_rows_that_are_missing(
+    spark: SparkSession, tmp_path: Path, committed: bool
+) -> None:
+    data, checkpoint = tmp_path / "data", tmp_path / "checkpoint-out"
+    for partition in range(2):
+        fill(data, "t", partition, [b"%d-%d" % (partition, each) for each in range(20)], partitions=2)
+    batches = ['{"t": {"0": 3, "1": 1}}', '{"t": {"0": 11, "1": 18}}']
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "commits").mkdir()
+    (checkpoint / "metadata").write_text('{"id":"5d2f5ad7-0b3e-4c43-a2b5-4b7d2a1f6b11"}')
+    facts = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
+    for number, offsets in enumerate(batches):
+        (checkpoint / "offsets" / str(number)).write_text(f"v1\n{facts}\n{offsets}")
+        if number == 0 or committed:
+            (checkpoint / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    frame = stream(spark, data, subscribe="t").selectExpr("concat(partition, '-', offset) value")
+    run(frame.writeStream.format("forebay").option("path", str(data)).option("topic", "out"), tmp_path)
+    first = {0: 11, 1: 18} if committed else {0: 3, 1: 1}
+    expected = [b"%d-%d" % (each, offset) for each in (0, 1) for offset in range(first[each], 21)]
+    assert sorted(value for *_, value in golden(data, "out")) == sorted(expected)
