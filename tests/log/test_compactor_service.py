@@ -193,6 +193,16 @@ async def test_a_forgotten_claim_is_broken_by_its_age() -> None:
     await stopped(service)
 
 
+async def test_a_claim_from_the_far_future_is_broken_too() -> None:
+    bed = Bed()
+    await bed.append(2, 2)
+    ahead = Claim(compactor_id="dead", claimed_at_ms=bed.clock.now_ms() + 10**12)
+    await bed.coordinator.put(bed.keys.claim, encode_record(ahead), partition_key=bed.keys.partition_key)
+    service = service_of(bed)
+    assert (await service.run_pass())[0].outcome == "compacted"
+    await stopped(service)
+
+
 async def test_claims_survive_an_expired_session_and_a_lost_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed()
     claims = Claims(bed.coordinator, "me", clock=bed.clock, max_age_ms=1_000, session_timeout_ms=15_000)
@@ -217,6 +227,30 @@ async def test_claims_survive_an_expired_session_and_a_lost_reply(monkeypatch: p
     assert await claims.acquire(bed.keys) is not None
     await claims.close()
     assert await bed.coordinator.get(bed.keys.claim, partition_key=bed.keys.partition_key) is None
+
+
+async def test_a_defect_in_one_partition_does_not_hold_up_the_others_and_gives_its_claim_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bed = Bed()
+    await bed.append(2, 2, partitions=[0, 1])
+    service = service_of(bed)
+    work = service.compactor.compact_once
+
+    async def fails_for_one(topic: str, partition: int, **options: Any) -> Any:
+        if partition == 0:
+            raise ZeroDivisionError("of ours")
+        return await work(topic, partition, **options)
+
+    monkeypatch.setattr(service.compactor, "compact_once", fails_for_one)
+    results = await service.run_pass()
+    assert (results[0].partition, results[0].outcome) == (1, "compacted")
+    assert "of ours" in str(service.health().details["failing"])
+    assert await bed.coordinator.get(bed.keys.claim, partition_key=bed.keys.partition_key) is None
+    monkeypatch.undo()
+    assert (await service.run_pass())[0].outcome == "compacted"
+    assert service.health().details["failing"] == {}
+    await stopped(service)
 
 
 async def test_a_failing_partition_is_reported_and_does_not_hold_up_the_others() -> None:

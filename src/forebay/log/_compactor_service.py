@@ -232,6 +232,12 @@ class CompactorService(Service):
             self._counts.failed()
             _log.warning("compaction of %s failed: %s (%s)", keys, error.message, error.hint)
             return []
+        except Exception as error:
+            # A defect of ours that one partition brings to light is no reason to leave the others alone.
+            self._failing[keys] = repr(error)
+            self._counts.failed()
+            _log.exception("compaction of %s failed", keys)
+            return []
         self._failing.pop(keys, None)
         self._rest(keys, results)
         return results
@@ -261,7 +267,7 @@ class CompactorService(Service):
                 results.append(result)
                 if not result.progressed:
                     break
-        except ForebayError:
+        except Exception:
             await self._claims.release(keys, claim)
             raise
         await self._claims.release(keys, claim)
