@@ -165,7 +165,7 @@ _decode_record = msgspec.msgpack.Decoder(Record).decode
 _decode_checkpoint = msgspec.msgpack.Decoder(Checkpoint).decode
 
 
-def check_subscriber(name: str) -> str:
+def check_subscriber(name: object) -> str:
     """Return `name`, or raise `UsageError` where it cannot be a subscriber's."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
