@@ -200,6 +200,7 @@ def test_a_query_into_a_topic_goes_on_after_restarts(spark: SparkSession, tmp_pa
         [b"x" * number for number in range(200)],
         [b"a", None, b"", b"bb", None],
         [b"y" * 100, b"z" * 3],
+        [b"%07d" % number for number in range(9_000)],
     ],
 )
 def test_rows_are_routed_as_the_log_routes_them(keys: list[bytes | None], partitions: int) -> None:

@@ -40,6 +40,7 @@ from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._errors import with_hints
 from forebay.spark._options import WRITE, Options
 from forebay.spark._routing import targets
+from forebay.spark._worker import settle
 
 __all__ = ["LogBatchWriter", "LogSinkOptions", "LogStreamWriter", "current_task"]
 
@@ -249,6 +250,7 @@ class _Writing:
                 if batch.num_rows:
                     task.add(batch)
             task.flush()
+        settle()
         return StagedRows(name, tuple(task.staged), task.rows)
 
     def _publish(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:

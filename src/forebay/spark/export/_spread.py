@@ -93,6 +93,9 @@ def _on_spark(
             for number in batch.column(0).to_pylist():
                 data = pickle.dumps(attempt(function, items[number]))
                 yield pa.RecordBatch.from_arrays([pa.array([data], pa.binary())], schema=RESULT)
+        from forebay.spark._worker import settle
+
+        settle()
 
     numbers = spark.range(0, len(items), 1, len(items))
     with _Watch(spark, told) as watch:
