@@ -430,6 +430,26 @@ def test_a_child_whose_parent_was_connected_to_a_service_is_told_not_to_be_one(t
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "from the inbox"])
+def test_a_defect_in_one_send_is_told_and_keeps_no_other_waiting(
+    bay: Bay, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = forebay.aio.Producer._groups
+
+    def fails_for_one(self: Any, item: Any, count: int) -> Any:
+        if item.batch.records() == [b"bad"]:
+            raise ZeroDivisionError("of ours")
+        return groups(self, item, count)
+
+    monkeypatch.setattr(forebay.aio.Producer, "_groups", fails_for_one)
+    with bay.producer(FAST) as out:
+        partition = None if waits else 0  # The number of partitions has to be asked for first.
+        receipts = [out.send("orders", [value], partition=partition) for value in (b"a", b"bad", b"b")]
+        with pytest.raises(OutcomeUnknown, match="of ours"):
+            receipts[1].result(10)
+        assert [receipts[0].result(10).start_offset, receipts[2].result(10).start_offset] == [1, 2]
+
+
 def test_importing_forebay_loads_nothing_heavy() -> None:
     script = (
         "import sys, forebay\n"

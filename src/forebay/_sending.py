@@ -246,8 +246,8 @@ class Producer:
             tickets = self._batching.append_nowait(groups)
         except Backpressure:
             return False
-        except ForebayError as error:
-            self._finish(item, error)
+        except Exception as error:
+            self._finish(item, _as_ours(error))
             return True
         _Waiting(item, groups, tickets, self._finish)
         return True
@@ -260,8 +260,9 @@ class Producer:
                 count = 1 if item.partition is not None else await self._count(item.topic)
                 groups = self._groups(item, count)
                 tickets = await self._batching.append(groups)
-            except ForebayError as error:
-                self._finish(item, error)
+            except Exception as error:
+                # Whatever it is: the sends behind this one must not wait for ever.
+                self._finish(item, _as_ours(error))
             else:
                 _Waiting(item, groups, tickets, self._finish)
             self._inbox.popleft()
@@ -366,15 +367,15 @@ class _Waiting:
 
 
 def _result(group: AppendGroup, ticket: asyncio.Future[AppendResult]) -> AppendResult:
-    if ticket.cancelled():
-        error: BaseException | None = Closed("the producer was closed", hint="send it again")
-    else:
-        error = ticket.exception()
+    error = asyncio.CancelledError() if ticket.cancelled() else ticket.exception()
     if error is None:
         return ticket.result()
-    if not isinstance(error, ForebayError):
-        error = OutcomeUnknown("send", reason=repr(error))
-    return AppendResult(group.topic, group.partition, None, None, len(group.batch), error=error)
+    return AppendResult(group.topic, group.partition, None, None, len(group.batch), error=_as_ours(error))
+
+
+def _as_ours(error: BaseException) -> ForebayError:
+    """What a sender is told: of a defect of ours, or a cancellation, nobody knows how far it got."""
+    return error if isinstance(error, ForebayError) else OutcomeUnknown("send", reason=repr(error))
 
 
 def size_of(batch: BytesBatch) -> int:
