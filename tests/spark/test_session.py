@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+import forebay
 import forebay.spark
 from forebay.errors import Unsupported, UsageError
 from forebay.spark import _java, _session
@@ -91,6 +92,42 @@ def test_settings_of_the_caller_win_and_underscores_are_dots() -> None:
     assert [_session._value(each) for each in (True, 3, "x")] == ["true", "3", "x"]
     with pytest.raises(UsageError):
         forebay.spark.session(cores=0)
+
+
+def test_a_cluster_is_not_tied_to_this_machine(
+    bare: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    java = _java.Java(tmp_path, 17, "17.0.1")
+    here = _session._settings(2, java, fast_start=False, master="local-cluster[4,1,1024]")
+    there = _session._settings(2, java, fast_start=False, master="spark://host:7077")
+    assert here["spark.driver.host"] == "127.0.0.1"
+    assert here.keys() - there.keys() == {
+        "spark.master",
+        "spark.driver.bindAddress",
+        "spark.driver.host",
+        "spark.sql.shuffle.partitions",
+    }
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP", "JAVA_HOME", "SPARK_CONF_DIR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    _session._prepare_environment(java, is_local=False)
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable and "SPARK_LOCAL_IP" not in os.environ
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    _session._prepare_environment(java, is_local=True)
+    assert os.environ["PYSPARK_PYTHON"] != sys.executable and os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+
+
+def test_what_was_shipped_as_a_zip_is_on_every_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    archive = tmp_path / "forebay.zip"
+    archive.touch()
+    monkeypatch.setattr(forebay, "__file__", str(archive / "forebay" / "__init__.py"))
+    context = types.SimpleNamespace(environment={"PYTHONPATH": "/own"})
+    _session._ship(types.SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
+    assert context.environment["PYTHONPATH"] == f"{archive}:/own"
+    monkeypatch.setattr(forebay, "__file__", str(tmp_path / "forebay" / "__init__.py"))
+    context.environment.clear()
+    _session._ship(types.SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
+    assert context.environment == {}
 
 
 def test_the_session_is_quiet_local_and_ours(spark: SparkSession) -> None:

@@ -7,6 +7,10 @@ What is set, and why:
 * Spark puts a zip of itself in front of the workers' path, and Python keeps no bytecode of what it imports
   from a zip: every process compiles PySpark anew, a second of work before its first row. The workers are
   therefore started by a script that takes it off the path; the installed PySpark is the same.
+* Where no bytecode is to be written beside the sources (`PYTHONDONTWRITEBYTECODE`), workers keep it in the
+  cache: a streaming query starts a new process and would compile half a second's worth of sources.
+* Java's Arrow does not check the bounds of every single value again: what it reads comes from Arrow's own
+  writer in a worker of this session, and the checks cost more than the copying.
 * Everything listens on the loopback address, and the web page of the driver is off: no port is open to
   others.
 * JVM and Python talk through Unix domain sockets, which costs about a tenth less than loopback.
@@ -17,6 +21,12 @@ What is set, and why:
 
 All of it yields to the caller: `session(**{"spark.ui.enabled": "true"})`, or with underscores for dots where
 a name is one word per dot: `session(spark_driver_memory="4g")`.
+
+The same job runs elsewhere unchanged. Under `spark-submit` what was submitted stands, and only what it leaves
+open is set. With a master that is no local one nothing is bound to the loopback address, and workers are
+started by this Python's own path, which the other machines are to have. With `SPARK_REMOTE` or `spark.remote`
+it is a client of Spark Connect, which needs no Java here. A package that was shipped as a zip (`--py-files`)
+is put on the path of the process that runs streaming sources, which Spark forgets.
 """
 
 from __future__ import annotations
@@ -61,6 +71,9 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
+ARROW_FLAGS: Final = ("-Darrow.enable_unsafe_memory_access=true", "-Darrow.enable_null_check_for_get=false")
+"""Java's Arrow checks bounds, reference count and null again for every value of every column."""
+
 WORKER_PYTHON: Final = """#!/bin/sh
 # Starts a worker of Spark with the installed PySpark instead of the zip of it.
 kept=
@@ -75,6 +88,11 @@ PYTHONPATH="${{kept#:}}"
 # Objects of a few megabytes come and go: reuse their pages instead of giving them back each time.
 : "${{MALLOC_MMAP_THRESHOLD_:=134217728}}" "${{MALLOC_TRIM_THRESHOLD_:=268435456}}"
 export PYTHONPATH MALLOC_MMAP_THRESHOLD_ MALLOC_TRIM_THRESHOLD_
+if [ -n "$PYTHONDONTWRITEBYTECODE" ] && [ -z "$PYTHONPYCACHEPREFIX" ]; then
+  # No bytecode beside the sources is wanted: it is kept apart, for every query starts new processes.
+  unset PYTHONDONTWRITEBYTECODE
+  export PYTHONPYCACHEPREFIX={bytecode}
+fi
 exec {python} "$@"
 """
 
@@ -85,8 +103,8 @@ def session(
     """The session of this process, started where there is none: local, on `cores` cores (None: all).
 
     `fast_start` starts in half the time and computes at half the speed: for tests and tiny jobs. Further
-    settings are Spark's own. Raises `Unsupported` where PySpark or Java is missing, `Unavailable` where the
-    JVM did not come up.
+    settings are Spark's own; `spark_master` and `spark_remote` among them lead to a cluster. Raises
+    `Unsupported` where PySpark or Java is missing, `Unavailable` where the JVM did not come up.
     """
     if cores is not None and cores < 1:
         raise UsageError(f"{cores} cores", hint="at least 1, or None for all of the machine")
@@ -96,12 +114,20 @@ def session(
         raise Unsupported("PySpark is not installed", hint="pip install 'forebay[spark]'") from error
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     chosen = {_setting(name): _value(value) for name, value in conf.items()}
+    remote = chosen.pop(
+        "spark.remote", "" if "spark.master" in chosen else os.environ.get("SPARK_REMOTE", "")
+    )
     active = SparkSession.getActiveSession()
-    if active is None:
+    if active is None and (not remote or remote.startswith("local")):
+        submitted = _submitted()
+        master = chosen.get("spark.master") or submitted.get("spark.master", "local")
         java = find_java()
-        _prepare_environment(java)
-        chosen = _settings(cores, java, fast_start) | chosen
+        _prepare_environment(java, is_local=master.startswith("local"))
+        if not remote:
+            chosen = _settings(cores, java, fast_start, master) | submitted | chosen
     builder = SparkSession.builder.appName(app)
+    if remote:
+        builder = builder.remote(remote)
     for name, value in chosen.items():
         builder = builder.config(name, value)
     with _quiet() as output:
@@ -109,8 +135,31 @@ def session(
             spark = builder.getOrCreate()
         except Exception as error:
             raise _not_started(error, output) from error
+    if not remote:
+        _ship(spark)
     _register(spark)
     return spark
+
+
+def _submitted() -> dict[str, str]:
+    """What `spark-submit` was given, where it has started this process."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # The JVM is there; it knows.
+    return {name: value for name, value in SparkConf().getAll() if name != "spark.app.name"}
+
+
+def _ship(spark: SparkSession) -> None:
+    """Where this package was imported from a zip, put it on the path of all processes of Spark's."""
+    import forebay
+
+    for folder in Path(forebay.__file__).parents:
+        if folder.suffix in (".zip", ".egg", ".whl") and folder.is_file():
+            environment = spark.sparkContext.environment
+            kept = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
+            environment["PYTHONPATH"] = os.pathsep.join([str(folder), *kept])
 
 
 def _register(spark: SparkSession) -> None:
@@ -127,12 +176,14 @@ def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _prepare_environment(java: Java) -> None:
+def _prepare_environment(java: Java, *, is_local: bool) -> None:
     """What the JVM and the workers inherit. What the caller has set stays, but for a Java that is too old."""
     os.environ["JAVA_HOME"] = str(java.home)
-    os.environ.setdefault("PYSPARK_PYTHON", str(_worker_python()))
+    # Other machines have this Python at most, and not the script of this machine's cache.
+    os.environ.setdefault("PYSPARK_PYTHON", str(_worker_python()) if is_local else sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     # Spark's own start-up touches what pandas 3 deprecates, once in every worker.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     if "SPARK_CONF_DIR" not in os.environ:
@@ -142,11 +193,12 @@ def _prepare_environment(java: Java) -> None:
         os.environ["SPARK_CONF_DIR"] = str(folder)
 
 
-def _worker_python() -> Path:
+def _worker_python(executable: str = sys.executable) -> Path:
     """A script that starts this very Python without Spark's zips and jars on its path."""
-    digest = hashlib.sha256(sys.executable.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(executable.encode()).hexdigest()[:12]
     script = cache_directory() / f"python-{digest}"
-    _write_once(script, WORKER_PYTHON.format(python=shlex.quote(sys.executable)), mode=0o755)
+    python, bytecode = shlex.quote(executable), shlex.quote(str(cache_directory() / "bytecode"))
+    _write_once(script, WORKER_PYTHON.format(python=python, bytecode=bytecode), mode=0o755)
     return script
 
 
@@ -160,26 +212,30 @@ def _write_once(path: Path, text: str, mode: int = 0o644) -> None:
     draft.replace(path)
 
 
-def _settings(cores: int | None, java: Java, fast_start: bool) -> dict[str, str]:
+def _settings(cores: int | None, java: Java, fast_start: bool, master: str) -> dict[str, str]:
     slots = cores or len(os.sched_getaffinity(0))
     log_settings = cache_directory() / "log4j2.properties"
     _write_once(log_settings, LOG_SETTINGS)
-    flags = [f"-Dlog4j2.configurationFile={log_settings.as_uri()}"]
+    flags = [f"-Dlog4j2.configurationFile={log_settings.as_uri()}", *ARROW_FLAGS]
     if fast_start:
         flags += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *_class_archive(java)]
-    return {
-        "spark.master": f"local[{slots},{TASK_ATTEMPTS}]",
+    settings = {
         "spark.driver.extraJavaOptions": " ".join(flags),
-        "spark.driver.bindAddress": LOOPBACK,
-        "spark.driver.host": LOOPBACK,
         "spark.driver.memory": f"{_driver_memory() >> 20}m",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(slots),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    if master.startswith("local"):
+        settings |= {
+            "spark.master": f"local[{slots},{TASK_ATTEMPTS}]",
+            "spark.driver.bindAddress": LOOPBACK,
+            "spark.driver.host": LOOPBACK,
+            "spark.sql.shuffle.partitions": str(slots),
+        }
+    return settings
 
 
 def _driver_memory() -> int:
