@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from forebay.spark import _worker
+from forebay.spark import _session, _worker
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +33,15 @@ def test_what_is_loaded_is_put_aside_once_and_only_in_a_task(monkeypatch: pytest
     later: list[list[int]] = [[] for _ in range(1_000)]
     _worker.settle()
     assert gc.get_freeze_count() <= frozen and len(later) == 1_000
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_bytecode_that_is_not_wanted_beside_the_sources_is_kept_in_the_cache(
+    is_set: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FOREBAY_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1" if is_set else "")
+    command = [str(_session._worker_python()), "-c", "import sys; print(sys.pycache_prefix)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(str(tmp_path)) if is_set else done.stdout == "None\n"
