@@ -60,6 +60,13 @@ def test_blocks_of_many_pieces_are_the_same_bytes(size: int, outliers: int) -> N
     assert record_block.encode(records, b"end") == plain(records) + b"end"
 
 
+@pytest.mark.parametrize("count", [500, 1_500, 30_000, 60_000])
+def test_blocks_of_any_size_are_the_same_bytes(count: int) -> None:
+    """In one piece, in a buffer that grows, and in one that got its room at once."""
+    records = [bytes([number % 251]) * (number % 90) for number in range(count)]
+    assert record_block.encode(records, b"tail") == plain(records) + b"tail"
+
+
 def test_slices_and_chunks_of_arrow_arrays_are_encoded_as_what_they_show() -> None:
     records = many(100)
     array = pa.array(records, pa.binary())

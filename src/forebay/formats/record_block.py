@@ -14,11 +14,14 @@ The page costs about a tenth of a millisecond whatever its size, so small blocks
 reader checks every length against the end of the page but accepts bytes after the last record, so sizes are
 added up afterwards. Where either objects, the block is walked in Python to say where it is wrong.
 
-Encoding small records takes a compiled packer where one is installed (see `_packer`). A large block is packed
-piece by piece into one buffer: memory that was never touched costs more than the copy, and a piece reuses
-that of the one before. Large records, and all of them without a packer, are joined. Records of equal length,
-which is what most producers send, are one `join` with the length as the separator; others are one `join` over
-headers and records in turn. Arrow arrays are joined by Arrow.
+Encoding small records takes a compiled packer where one is installed (see `_packer`). A block is packed piece
+by piece into one buffer: memory that was never touched costs more than the copy, and a piece reuses that of
+the one before. Packing it whole and copying it behind its tail needs two blocks at once, which malloc, by
+where its limits happen to stand, gives back and faults in again for every block: ten times the cost.
+
+Large records, and all of them without a packer, are joined. Records of equal length, which is what most
+producers send, are one `join` with the length as the separator; others are one `join` over headers and
+records in turn. Arrow arrays are joined by Arrow.
 """
 
 from __future__ import annotations
@@ -52,8 +55,10 @@ PACKER_RECORDS_MIN: Final = 16
 """Records from which on a compiled packer is asked."""
 PACKER_MEAN_BYTES_MAX: Final = 768
 """Mean size of records, as sampled, up to which it is: the time of larger ones is all copying."""
-ONE_PIECE_BYTES_MAX: Final = 1024 * 1024
+ONE_PIECE_BYTES_MAX: Final = 64 * 1024
 """Size of a block, as estimated, up to which it is packed in one go and copied once more for its tail."""
+GROWN_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Size of a block, as estimated, up to which its buffer grows with it; a larger one gets its room at once."""
 PIECE_BYTES: Final = 32 * 1024
 """Bytes that the packer packs at a time, about: what stays in the cache and below what malloc maps anew."""
 PAGE_RECORDS_MIN: Final = 400
@@ -93,9 +98,11 @@ def encode(records: Sequence[bytes] | pa.BinaryArray, tail: bytes = b"") -> byte
 
 def _pack_pieces(packer: Packer, records: list[bytes], tail: bytes, mean: int) -> bytes:
     out = io.BytesIO()
-    out.seek(mean * len(records) + len(tail))
-    out.write(b"\0")  # Makes room at once: growing by and by would copy what is there many times.
-    out.seek(0)
+    room = mean * len(records) + len(tail)
+    if room > GROWN_BYTES_MAX:
+        out.seek(room)
+        out.write(b"\0")  # Makes room at once: growing by and by may copy what is there many times.
+        out.seek(0)
     step = PIECE_BYTES // mean
     for start in range(0, len(records), step):
         piece = records[start : start + step]
