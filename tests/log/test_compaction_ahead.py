@@ -71,6 +71,16 @@ async def _note(seen: list[list[int]], starts: list[int]) -> None:
     seen.append(list(starts))
 
 
+async def test_the_last_of_so_many_runs_reads_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed()
+    await bed.append(*[2] * 7)
+    starts = reads_of(monkeypatch)
+    results = await bed.compactor(PAIRS).compact_all("t", 0, runs_max=2)
+    assert [result.outcome for result in results] == ["compacted", "compacted"]
+    assert starts == [1, 5]
+    assert (await bed.meta()).cursor == 9
+
+
 async def test_one_call_reads_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed()
     await bed.append(2, 2, 2, 2)

@@ -235,14 +235,14 @@ async def test_a_defect_in_one_partition_does_not_hold_up_the_others_and_gives_i
     bed = Bed()
     await bed.append(2, 2, partitions=[0, 1])
     service = service_of(bed)
-    work = service.compactor.compact_once
+    work = service.compactor.compact_all
 
     async def fails_for_one(topic: str, partition: int, **options: Any) -> Any:
         if partition == 0:
             raise ZeroDivisionError("of ours")
         return await work(topic, partition, **options)
 
-    monkeypatch.setattr(service.compactor, "compact_once", fails_for_one)
+    monkeypatch.setattr(service.compactor, "compact_all", fails_for_one)
     results = await service.run_pass()
     assert (results[0].partition, results[0].outcome) == (1, "compacted")
     assert "of ours" in str(service.health().details["failing"])

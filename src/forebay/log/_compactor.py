@@ -162,21 +162,23 @@ class Compactor:
         *,
         config: CompactorConfig | None = None,
         progress: Callable[[CompactionResult], None] | None = None,
+        runs_max: int | None = None,
     ) -> list[CompactionResult]:
-        """`compact_once` until there is nothing more to do; the last result says why."""
+        """`compact_once` until there is nothing more to do, or so often; the last result says why."""
         results: list[CompactionResult] = []
         raced = 0
         ahead = Ahead()
         try:
             while True:
-                work = _Work(self, PartitionKeys(topic, partition), config or self.config, ahead)
+                is_last = len(results) + 1 == runs_max
+                work = _Work(self, PartitionKeys(topic, partition), config or self.config, ahead, is_last)
                 result = await work.run()
                 results.append(result)
                 if progress is not None:
                     progress(result)
                 # Having lost a race says nothing of what is left; losing every time says who does the work.
                 raced = raced + 1 if result.outcome == "raced" else 0
-                if not result.progressed and not 0 < raced < RACES_MAX:
+                if is_last or (not result.progressed and not 0 < raced < RACES_MAX):
                     return results
         finally:
             await ahead.close()
@@ -195,9 +197,11 @@ class _Work:
         keys: PartitionKeys,
         config: CompactorConfig,
         ahead: Ahead | None = None,
+        is_last: bool = False,
     ) -> None:
         """`ahead` holds what the round before has read for this one, and this one reads for the next."""
         self._ahead = ahead
+        self._is_last = is_last
         self._keys = keys
         self._config = config
         self._store = compactor._store
@@ -358,7 +362,7 @@ class _Work:
     async def _rewrite(self, blank: CompactionResult, run: Run, source: Source) -> CompactionResult:
         config = self._config
         folded = self._rewriter.fold(source, config.codec)
-        if self._ahead is not None:
+        if self._ahead is not None and not self._is_last:
             following = folded.entries[-1].end_offset + 1
             self._ahead.begin(lambda: self._look_ahead(following))
         began = self._clock.monotonic()

@@ -258,15 +258,15 @@ class CompactorService(Service):
             self._counts.claim("busy")
             return []
         self._counts.claim("broken" if self._claims.broken > broken else "taken")
-        results: list[CompactionResult] = []
         config = _settled(self._base, self.targets.settings(keys))
         try:
-            for _ in range(self.config.runs_per_claim):
-                result = await self.compactor.compact_once(keys.topic, keys.partition, config=config)
-                self._counts.ran(result)
-                results.append(result)
-                if not result.progressed:
-                    break
+            results = await self.compactor.compact_all(
+                keys.topic,
+                keys.partition,
+                config=config,
+                progress=self._counts.ran,
+                runs_max=self.config.runs_per_claim,
+            )
         except Exception:
             await self._claims.release(keys, claim)
             raise
