@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.buffer.queue_world import CONFIG, Sink
@@ -157,7 +159,7 @@ def test_sim_two_drivers_on_one_checkpoint_enqueue_once() -> None:
 class Bench:
     """A queue on disk and a publisher with a clock that the test moves."""
 
-    def __init__(self, folder: Path, **config: object) -> None:
+    def __init__(self, folder: Path | str, **config: object) -> None:
         self.config = BufferConfig(url=str(folder), **config)  # type: ignore[arg-type]
         self.store = open_store(folder)
         self.clock = SteppingClock()
@@ -334,3 +336,16 @@ async def test_a_manifest_that_is_gone_and_a_strange_record_stop_everything(tmp_
         await publications.publish("q", 1, await bench.stage(b"b"))
     with pytest.raises(UsageError):
         await publications.publish("q", -1, [])
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("where", ["before the effect", "after the effect"])
+async def test_a_real_bucket_holds_every_batch_once(seaweed: Any, where: str) -> None:
+    bench = Bench(seaweed.url(f"publication-{where.split(maxsplit=1)[0]}"))
+    await bench.publications().publish("q", 0, await bench.stage(b"a", b"b", parts=2))
+    await dies(bench, where, 1, await bench.stage(b"c", b"d", parts=2))
+    # Two drivers come back at once.
+    await asyncio.gather(
+        *[bench.publications().publish("q", 1, await bench.stage(b"c", b"d")) for _ in range(2)]
+    )
+    assert await bench.queued() == [b"a", b"b", b"c", b"d"]

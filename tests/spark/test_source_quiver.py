@@ -58,7 +58,7 @@ def ingest(store: Path, *batches: pa.RecordBatch, signal: str = "logs") -> None:
     asyncio.run(work())
 
 
-def forward(store: Path, bucket: Path, source: str = "edge1", **config: Any) -> None:
+def forward(store: Path, bucket: Path | str, source: str = "edge1", **config: Any) -> None:
     async def work() -> None:
         async with open_store(bucket) as target, Quiver(store) as quiver:
             sender = Forwarder(quiver, target, source=source, **config)
@@ -364,3 +364,17 @@ def test_sets_of_numbers_close_up() -> None:
     assert Numbers.parse("1-9,12-14").without(Numbers.parse("2,4-5,9-12")) == [1, 3, 6, 7, 8, 13, 14]
     assert Numbers.parse("1-2,4-5").without(Numbers.parse("1-9")) == []
     assert QuiverConfig().segment_codec == "none", "what the tests above read without a copy"
+
+
+@pytest.mark.integration
+def test_a_real_bucket_is_read_by_ranges_and_listings(seaweed: Any, tmp_path: Path) -> None:
+    url = seaweed.url("spark-quiver")
+    ingest(tmp_path / "q", logs(1, 2), logs(3))
+    forward(tmp_path / "q", url)
+    parsed = QuiverOptions.parse(
+        Options({"path": url, "engine": "quiver", "startingOffsets": "earliest"}), streaming=True
+    )
+    source = QuiverStreamReader(parsed, whole(parsed))
+    end = source.latestOffset({}, ReadAllAvailable())
+    assert end == {"edge1": "1-2"}
+    assert times(rows(source, source.partitions({}, end))) == [1, 2, 3]
