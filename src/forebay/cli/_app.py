@@ -43,17 +43,13 @@ COMMANDS = (
     Registered("compact", "forebay.cli.compact", "Fold small appends into large objects."),
     Registered("dataflow", "forebay.cli.dataflow", "Receive telemetry, keep it on disk, hand it on."),
     Registered("consume", "forebay.cli.consume", "Write the records of a topic to stdout."),
-    Registered(
-        "cost", "forebay.cli.cost", "What a log costs per month, or would cost."
-    ),
+    Registered("cost", "forebay.cli.cost", "What a log costs per month, or would cost."),
     Registered("demo", "forebay.cli.demo", "The whole pipeline, killed with -9 and proven record by record."),
     Registered(
         "doctor", "forebay.cli.doctor", "What is installed, which servers answer, how fast the disk is."
     ),
     Registered("groups", "forebay.cli.groups", "Consumer groups: lag, reset, delete."),
-    Registered(
-        "inspect", "forebay.cli.inspect", "What a file of Forebay is, and whether it is sound."
-    ),
+    Registered("inspect", "forebay.cli.inspect", "What a file of Forebay is, and whether it is sound."),
     Registered("log", "forebay.cli.log", "Verify a log, explain a record, let go of old ones."),
     Registered("produce", "forebay.cli.produce", "Send lines of stdin or files to a topic."),
     Registered("quiver", "forebay.cli.quiver", "Look into a Quiver store on disk, repair it, forward it."),
