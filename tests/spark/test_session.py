@@ -163,7 +163,7 @@ def test_the_source_is_found_without_being_registered(java: None, tmp_path: Path
     told = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
-        env={**os.environ, "JAVA_HOME": str(_java.find_java().home)},
+        env={**os.environ, "JAVA_HOME": str(_java.find_java().home), "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         check=True,
