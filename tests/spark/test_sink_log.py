@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 from tests.spark.bed import fill, golden, run, stream
 
 import forebay
+from forebay.coordination import open_coordinator
 from forebay.log import partition_of
 from forebay.spark import ForebaySource
 from forebay.spark._log_sink import LogSinkOptions, LogStreamWriter, StagedRows
@@ -151,6 +153,23 @@ def test_a_write_with_an_id_happens_once(spark: SparkSession, tmp_path: Path) ->
         writer = frame.write.format("forebay").mode("append").option("path", str(data)).option("topic", "t")
         writer.option("writeId", "load-2026-11-16").save()
     assert sum(values(data, "t").values()) == 10
+
+
+def publications(data: Path) -> list[str]:
+    async def work() -> list[str]:
+        async with open_coordinator(data) as keys:
+            return await keys.list("llog-publications/0", "llog-publications/~")
+
+    return asyncio.run(work())
+
+
+def test_only_a_write_with_an_id_leaves_a_record_of_itself(spark: SparkSession, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for given in ({}, {"writeId": "kept"}):
+        frame = spark.sql("select cast(id as string) value from range(10)")
+        frame.write.format("forebay").mode("append").options(path=str(data), topic="t", **given).save()
+    assert publications(data) == ["llog-publications/kept"]
+    assert sum(values(data, "t").values()) == 20
 
 
 @pytest.mark.parametrize(

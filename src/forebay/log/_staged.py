@@ -198,6 +198,11 @@ class Publications:
         found, _ = await self._read(name)
         return None if found is None else found.batch
 
+    async def forget(self, name: str) -> None:
+        """Remove the record of a name that nobody will publish under again."""
+        key = _key(name)
+        await self._coordinator.delete(key, partition_key=key)
+
     # -- the record
 
     async def _read(self, name: str) -> tuple[_Publication | None, int | None]:

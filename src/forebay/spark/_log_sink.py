@@ -15,6 +15,7 @@ chooses; rows without a key go to one partition per task.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import uuid
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from forebay.errors import UsageError
+from forebay.errors import ForebayError, UsageError
 from forebay.formats.bytes_batch import HEADERS_TYPE, BytesBatch, Codec
 from forebay.log import AppendGroup, Catalog, Publications, StagedAppend, stage
 from forebay.spark._clients import Client, Deployment, client
@@ -253,7 +254,9 @@ class _Writing:
         settle()
         return StagedRows(name, tuple(task.staged), task.rows)
 
-    def _publish(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+    def _publish(
+        self, messages: Sequence[WriterCommitMessage | None], batch: int, *, forget: bool = False
+    ) -> None:
         staged = [message for message in messages if isinstance(message, StagedRows)]
         if not staged:
             return
@@ -266,6 +269,10 @@ class _Writing:
         with with_hints():
             opened.run(publications.publish(staged[0].name, batch, appends))
             opened.run(opened.bay.writer.materialize_idle(idle_ms=0))
+        if forget:
+            # It is published whatever becomes of this: a record that stays takes up room and does no harm.
+            with contextlib.suppress(ForebayError):
+                opened.run(publications.forget(staged[0].name))
 
 
 class LogBatchWriter(_Writing, DataSourceArrowWriter):
@@ -280,8 +287,8 @@ class LogBatchWriter(_Writing, DataSourceArrowWriter):
         return self._stage(iterator, self.name, current_task().partitionId())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: publish."""
-        self._publish(messages, 0)
+        """On the driver: publish. Under a name of its own nobody can come back, so nothing is kept of it."""
+        self._publish(messages, 0, forget=self.options.write_id is None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: what was staged is left to the vacuum."""
