@@ -224,7 +224,7 @@ async def test_statuses_in_another_order_find_their_batches() -> None:
 
 async def test_a_stream_that_is_stuck_fails_for_all_and_cancels_nobody() -> None:
     """The task of a subscriber that took the end of a call for its own would deliver nothing any more."""
-    server = Server()
+    server = Server(**{"grpc.max_receive_message_length": -1})
     stuck = asyncio.Event()
 
     async def read_no_more(*_: Any) -> bool:
