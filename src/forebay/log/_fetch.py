@@ -18,10 +18,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from crc32c import crc32c
-
 from forebay.errors import ForebayError, FormatError
 from forebay.formats import bytes_batch
+from forebay.formats.batch_facts import whole_checksum
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.kit.clock import Clock
 from forebay.kit.metrics import MetricsRegistry
@@ -135,12 +134,14 @@ def decode_slice(located: Located, piece: bytes) -> BytesBatch:
         )
     if entry.byte_length is not None and len(piece) != entry.byte_length:
         raise _damaged(located, f"{len(piece)} bytes, {entry.byte_length} expected")
-    if entry.crc32c is not None and crc32c(piece) != entry.crc32c:
-        raise _damaged(located, "the checksum of the bytes is not that of the index entry")
     try:
-        return bytes_batch.decode(piece)
+        batch = bytes_batch.decode(piece)
     except FormatError as error:
         raise _damaged(located, str(error)) from error
+    # The batch has just been held against its own checksum: four bytes more give that of the whole.
+    if entry.crc32c is not None and whole_checksum(piece) != entry.crc32c:
+        raise _damaged(located, "the checksum of the bytes is not that of the index entry")
+    return batch
 
 
 def _checked_count(answer: BytesBatch | ForebayError, located: Located) -> BytesBatch | ForebayError:
