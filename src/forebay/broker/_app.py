@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from forebay.broker._auth import Auth
+from forebay.broker._auth import ANYBODY, Auth
 from forebay.broker._config import BrokerConfig
 from forebay.broker._errors import HttpRefusal, error_response, refusal
 from forebay.broker._http import Request, Response
-from forebay.broker._routes import Call, Route, Router
+from forebay.broker._routes import Access, Call, Route, Router
 from forebay.broker._server import Refuser
 from forebay.errors import ForebayError
 from forebay.formats.http_messages import REQUEST_ID
@@ -56,19 +56,30 @@ class App(Refuser):
             "http.request_duration_seconds", "From whole to answered", ("path",)
         )
         self._series: dict[tuple[str | None, str, int], tuple[Counter, Histogram]] = {}
-        self._in_flight = metrics.gauge("http.in_flight", "Requests being worked on")
-        self._received = metrics.counter("http.body_bytes_received", "Bytes of bodies")
-        self._sent = metrics.counter("http.body_bytes_sent", "Bytes of answers, without streams")
+        self._working = 0
+        metrics.gauge_function("http.in_flight", "Requests being worked on", lambda: float(self._working))
+        self._received = metrics.counter("http.body_bytes_received", "Bytes of bodies").labels()
+        self._sent = metrics.counter("http.body_bytes_sent", "Bytes of answers, without streams").labels()
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request. Never raises."""
         began = self._clock.monotonic()
         request.request_id = self._name(request.headers.get("x-request-id", ""))
-        self._in_flight.inc()
+        self._working += 1
         route: Route | None = None
         try:
             route, params = self._router.find(request)
-            response = await self._serve(request, route, params)
+            if self._stopping() and not route.open:
+                raise _stopping()
+            if self._auth.wants_token(request, route):
+                access: Access = await self._auth.access(request, route, params)
+            else:
+                access = ANYBODY
+            if route.role is not None and route.role not in self._config.roles:
+                raise HttpRefusal(
+                    404, "NotFound", f"this broker has no role {route.role!r}", hint="ask another broker"
+                )
+            response = await route.act(Call(request, access, params))
         except ForebayError as error:
             response = error_response(error, request.request_id)
         except Exception:
@@ -81,22 +92,10 @@ class App(Refuser):
                 request.request_id,
             )
         finally:
-            self._in_flight.dec()
+            self._working -= 1
         response.headers = (*response.headers, (REQUEST_ID, request.request_id))
         self._count(request, route, response, self._clock.monotonic() - began)
         return response
-
-    async def _serve(self, request: Request, route: Route, params: dict[str, str]) -> Response:
-        if self._stopping() and not route.open:
-            error = HttpRefusal(503, "Stopping", "the broker is stopping", hint="ask another one")
-            error.headers = (("Retry-After", "1"),)
-            raise error
-        access = await self._auth.access(request, route, params)
-        if route.role is not None and route.role not in self._config.roles:
-            raise HttpRefusal(
-                404, "NotFound", f"this broker has no role {route.role!r}", hint="ask another broker"
-            )
-        return await route.act(Call(request, access, params))
 
     def _name(self, given: str) -> str:
         fits = 0 < len(given) <= REQUEST_ID_CHARS_MAX and given.isascii() and given.isprintable()
@@ -125,3 +124,9 @@ class App(Refuser):
         response.close = True
         self._requests.labels("any", "refused", status).inc()
         return response
+
+
+def _stopping() -> HttpRefusal:
+    error = HttpRefusal(503, "Stopping", "the broker is stopping", hint="ask another one")
+    error.headers = (("Retry-After", "1"),)
+    return error

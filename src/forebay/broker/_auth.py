@@ -8,6 +8,7 @@ names that are made to point at loopback); a broker with tokens wants one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -17,9 +18,12 @@ from forebay.broker._http import Request
 from forebay.broker._routes import Access, Route
 from forebay.broker._tokens import TokenAccess, TokenTable
 
-__all__ = ["Auth"]
+__all__ = ["ANYBODY", "Auth"]
 
-_ANYBODY: Final = Access()
+ANYBODY: Final = Access()
+"""What a caller may do where no token is wanted: everything."""
+HOSTS_REMEMBERED: Final = 64
+"""Values of `Host` that were looked at before; nearly all requests have the same few."""
 
 
 class Auth:
@@ -30,16 +34,18 @@ class Auth:
         self._local = not self._needed and is_loopback(config.host)
         self._tokens = tokens
 
-    async def access(self, request: Request, route: Route, params: Mapping[str, str]) -> Access:
-        """What the caller may do; raises where it may not call this route at all."""
+    def wants_token(self, request: Request, route: Route) -> bool:
+        """Whether the caller needs a token; raises where it may not call anything here."""
         headers = request.headers
         if "origin" in headers:
             _check_origin(headers["origin"], headers.get("host", ""))
         if self._local:
             _check_host(headers.get("host", ""))
-        if route.open or not self._needed:
-            return _ANYBODY
-        scheme, _, token = headers.get("authorization", "").partition(" ")
+        return self._needed and not route.open
+
+    async def access(self, request: Request, route: Route, params: Mapping[str, str]) -> Access:
+        """What the token of a request allows; raises where that is not this route."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Unauthenticated("this broker wants a token")
         access: TokenAccess = await self._tokens.access(token.strip())
@@ -63,11 +69,16 @@ def _check_origin(origin: str, host: str) -> None:
 
 
 def _check_host(host: str) -> None:
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    if host and not is_loopback(name.strip("[]").lower()):
+    if host and not _is_own(host):
         raise HttpRefusal(
             403,
             "AccessDenied",
             f"this broker is not called {host[:200]!r}",
             hint="it serves this machine only; bind another address and issue tokens to serve others",
         )
+
+
+@lru_cache(maxsize=HOSTS_REMEMBERED)
+def _is_own(host: str) -> bool:
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    return is_loopback(name.strip("[]").lower())

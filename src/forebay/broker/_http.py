@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from http import HTTPStatus
 from typing import Final, TypeAlias
 from urllib.parse import parse_qsl, unquote
@@ -73,7 +73,7 @@ class Request:
     gone: Gone = field(default_factory=Gone)
     request_id: str = ""
 
-    @cached_property
+    @property
     def path(self) -> str:
         """The path, as it was sent: decode its parts after splitting it."""
         return self.target.partition("?")[0]
@@ -124,16 +124,20 @@ _STATUS: Final = {
 }
 
 
+@lru_cache(maxsize=256)
+def _opening(status: int, content_type: str) -> bytes:
+    """The status line and the content type: of a few kinds, with every answer."""
+    line = _STATUS[status]
+    return line + f"Content-Type: {content_type}\r\n".encode("latin-1") if content_type else line
+
+
 def head_bytes(response: Response, *, close: bool, chunked: bool) -> bytes:
     """The status line and the headers of an answer."""
-    lines = [_STATUS[response.status]]
-    if response.content_type:
-        lines.append(f"Content-Type: {response.content_type}\r\n".encode("latin-1"))
+    head = _opening(response.status, response.content_type)
     if chunked:
-        lines.append(b"Transfer-Encoding: chunked\r\n")
+        head += b"Transfer-Encoding: chunked\r\n"
     elif response.status != HTTPStatus.NO_CONTENT and response.stream is None:
-        lines.append(b"Content-Length: %d\r\n" % len(response.body))
+        head += b"Content-Length: %d\r\n" % len(response.body)
     for name, value in response.headers:
-        lines.append(f"{name}: {value}\r\n".encode("latin-1"))
-    lines.append(b"Connection: close\r\n\r\n" if close else b"\r\n")
-    return b"".join(lines)
+        head += f"{name}: {value}\r\n".encode("latin-1")
+    return head + (b"Connection: close\r\n\r\n" if close else b"\r\n")

@@ -13,6 +13,7 @@ A batch that is not answered in time has an unknown outcome, and its answer says
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -66,7 +67,7 @@ class Produce:
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self._limits = engines.config.limits
-        self._timeout_s = engines.config.produce_timeout_ms / 1000
+        self._patience = _Patience(engines.config.produce_timeout_ms / 1000)
         metrics = engines.metrics
         self._records = metrics.counter("produce.records", "Records acknowledged").labels()
         self._bytes = metrics.counter("produce.bytes", "Bytes of records acknowledged, in memory").labels()
@@ -87,7 +88,9 @@ class Produce:
         except Backpressure as error:
             outcomes: Sequence[AppendResult | ForebayError] = [error] * len(groups)
         else:
-            outcomes = await self._answers(tickets)
+            # Those of one flush are answered together: the first wait is nearly always the only one.
+            self._patience.limit(tickets)
+            outcomes = [await _answer(ticket) for ticket in tickets]
         return self._response(groups, outcomes, packed=kind == MSGPACK)
 
     # -- in
@@ -152,11 +155,6 @@ class Produce:
 
     # -- out
 
-    async def _answers(self, tickets: Sequence[Ticket[AppendResult]]) -> list[AppendResult | ForebayError]:
-        await _Tickets(tickets, self._timeout_s).all_done
-        # An append that is late goes on, and whoever repeats it with its producer id learns its end.
-        return [_answer(ticket) if ticket.done() else _too_late(self._timeout_s) for ticket in tickets]
-
     def _response(
         self,
         groups: Sequence[AppendGroup],
@@ -165,14 +163,15 @@ class Produce:
         packed: bool,
     ) -> Response:
         results = [self._result(group, outcome) for group, outcome in zip(groups, outcomes, strict=True)]
-        errors = sum(not result.ok for result in results)
+        errors = len([result for result in results if not result.ok])
         message = ProduceResponse(results, len(results) - errors, errors)
-        status = 409 if errors else 200
-        if errors and all(result.error_type == BACKPRESSURE for result in results):
-            status = 503
-        response = packed_response(message, status) if packed else json_response(message, status)
-        if status == 503:
-            response.headers = (("Retry-After", str(RETRY_AFTER_S)),)
+        respond = packed_response if packed else json_response
+        if not errors:
+            return respond(message)
+        if any(result.error_type != BACKPRESSURE for result in results):
+            return respond(message, 409)
+        response = respond(message, 503)
+        response.headers = (("Retry-After", str(RETRY_AFTER_S)),)
         return response
 
     def _result(self, group: AppendGroup, outcome: AppendResult | ForebayError) -> ProduceResult:
@@ -219,39 +218,50 @@ def _group(batch: ProducePartition | ProducePartitionPacked, columns: Columns) -
     )
 
 
-def _answer(ticket: Ticket[AppendResult]) -> AppendResult | ForebayError:
-    if ticket.cancelled():
+async def _answer(ticket: Ticket[AppendResult]) -> AppendResult | ForebayError:
+    try:
+        return await ticket
+    except ForebayError as error:
+        return error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise  # This request is cancelled, and not only the append.
         return OutcomeUnknown("append", reason="the broker was stopped")
-    error = ticket.exception()
-    if error is None:
-        return ticket.result()
-    return error if isinstance(error, ForebayError) else OutcomeUnknown("append", reason=repr(error))
+    except Exception as error:
+        return OutcomeUnknown("append", reason=repr(error))
 
 
-def _too_late(timeout_s: float) -> OutcomeUnknown:
-    return OutcomeUnknown("append", reason=f"it was not durable after {timeout_s:g} s")
+class _Patience:
+    """A time limit on tickets, the same for all of them: so they stand in line, and one timer is enough.
 
-
-class _Tickets:
-    """Several tickets and a time limit as one future. `asyncio.wait` says the same at several times the cost.
-
-    A ticket that nobody waits for any more is not an error: the batcher has marked its failure as seen.
+    A ticket whose time is up is answered here, as unknown; the batcher passes over those that have an answer.
+    Its append goes on, and whoever repeats it with its producer id learns its end. A timer, a future and a
+    callback per request say the same and cost as much as taking the records.
     """
 
-    def __init__(self, tickets: Sequence[Ticket[AppendResult]], timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        self.all_done: asyncio.Future[None] = loop.create_future()
-        self._left = len(tickets)
-        self._timer = loop.call_later(timeout_s, self._end)
-        for ticket in tickets:
-            ticket.add_done_callback(self._one)
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._line: deque[tuple[float, Ticket[AppendResult]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
 
-    def _one(self, _: Ticket[AppendResult]) -> None:
-        self._left -= 1
-        if not self._left:
-            self._end()
+    def limit(self, tickets: Sequence[Ticket[AppendResult]]) -> None:
+        """Give up on these after the time."""
+        line, loop = self._line, asyncio.get_running_loop()
+        while line and line[0][1].done():
+            line.popleft()
+        deadline = loop.time() + self._timeout_s
+        line.extend([(deadline, ticket) for ticket in tickets])
+        if self._timer is None:
+            self._timer = loop.call_at(deadline, self._expire)
 
-    def _end(self) -> None:
-        self._timer.cancel()
-        if not self.all_done.done():
-            self.all_done.set_result(None)
+    def _expire(self) -> None:
+        line, loop = self._line, asyncio.get_running_loop()
+        now = loop.time()
+        while line and (line[0][0] <= now or line[0][1].done()):
+            _, ticket = line.popleft()
+            if not ticket.done():
+                late = f"it was not durable after {self._timeout_s:g} s"
+                ticket.set_exception(OutcomeUnknown("append", reason=late))
+                ticket.exception()  # Marks it as seen: its request may be gone.
+        self._timer = loop.call_at(line[0][0], self._expire) if line else None
