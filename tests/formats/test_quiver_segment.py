@@ -47,6 +47,33 @@ def test_segment_is_an_arrow_file_for_every_arrow_reader(codec: str, tmp_path: P
     assert pyarrow.dataset.dataset(path, format="ipc").to_table().equals(expected)
 
 
+@pytest.mark.parametrize("codec", quiver_wal.CODECS)
+def test_bytes_are_those_that_arrow_itself_writes(codec: str) -> None:
+    whole, data = file(codec)
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=None if codec == "none" else codec)
+    with pa.ipc.new_file(sink, BATCHES[0].schema, options=options) as writer:
+        for batch in BATCHES:
+            writer.write_batch(batch)
+    theirs = sink.getvalue().to_pybytes()
+    end = whole.parts[-1].offset + whole.parts[-1].length + 8
+    assert data[:end] == theirs[:end]
+    assert data.endswith(theirs[end:])
+
+
+def test_large_buffers_are_written_from_where_they_lie() -> None:
+    batch = pa.record_batch({"n": pa.array(range(10_000)), "w": pa.array(["some words"] * 10_000)})
+    before = pa.total_allocated_bytes()
+    whole, pieces = quiver_segment.encode(meta(), [batch, batch])
+    assert pa.total_allocated_bytes() - before < batch.nbytes // 10
+    lie = {buffer.address for column in batch.columns for buffer in column.buffers() if buffer}
+    assert len([each for each in pieces if pa.py_buffer(each).address in lie]) == 2 * 3
+    data = b"".join(pieces)
+    for part in whole.parts:
+        quiver_segment.check_part(memoryview(data), part)
+    assert pa.ipc.open_file(data).read_all().equals(pa.Table.from_batches([batch, batch]))
+
+
 def test_metadata_is_read_from_the_end_alone() -> None:
     whole, data = file()
     need = quiver_segment.footer_range(data[-100:], len(data))

@@ -21,7 +21,7 @@ Opening a store checks only the footers; data is checked when it is read first.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -45,6 +45,8 @@ __all__ = [
 
 FOOTER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Largest footer of a segment, Quiver's and Arrow's each. Finalize splits what would pass it."""
+COPIED_BYTES: Final = 4_096
+"""Buffers below it are copied together into one piece of a segment; others are written as they lie."""
 TAIL_BYTES: Final = 64 * 1024
 """What is worth reading from the end of a file first: mostly both footers."""
 _TRAILER: Final = struct.Struct("<8sHHII")
@@ -105,50 +107,88 @@ _decode = msgspec.msgpack.Decoder(SegmentMeta).decode
 def encode(meta: SegmentMeta, batches: list[pa.RecordBatch]) -> tuple[SegmentMeta, list[memoryview | bytes]]:
     """The pieces of the file, to be written one behind the other, and the metadata with checksums filled in.
 
-    Dictionaries must be unified already; Arrow refuses a replaced dictionary with `ArrowInvalid`.
+    Large buffers of the batches are pieces as they are, so what they point to must not change until the file
+    is written. Dictionaries must be unified already; Arrow refuses a replaced one with `ArrowInvalid`.
     """
-    view, ends = _arrow_file(meta.codec, batches)
-    arrow_length, _ = _ARROW_END.unpack_from(view, len(view) - _ARROW_END.size)
-    cut = len(view) - _ARROW_END.size - arrow_length
-    body, arrow_footer = view[:cut], view[cut:]
-    # Dictionaries precede the first batch, so the head and the first batch share a part.
-    starts = [0, *ends[:-1]]
-    parts = [
-        Part(start, end - start, crc32c(body[start:end]), batch.num_rows)
-        for start, end, batch in zip(starts, ends, batches, strict=True)
-    ]
+    sink = _Pieces()
+    options = pa.ipc.IpcWriteOptions(compression=None if meta.codec == "none" else meta.codec)
+    parts: list[Part] = []
+    with pa.ipc.new_file(sink, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            # Dictionaries precede the first batch, so the head and the first batch share a part.
+            parts.append(sink.end_part(batch.num_rows))
+    end = sink.rest()
+    arrow_length, _ = _ARROW_END.unpack_from(end, len(end) - _ARROW_END.size)
+    cut = len(end) - _ARROW_END.size - arrow_length
+    mark, arrow_footer = end[:cut], end[cut:]
     whole = msgspec.structs.replace(meta, parts=parts, arrow_footer_crc=crc32c(arrow_footer))
     footer = _encode(whole)
     if max(len(footer), arrow_length) > FOOTER_BYTES_MAX:
         raise LimitExceeded("FOOTER_BYTES_MAX", limit=FOOTER_BYTES_MAX, actual=max(len(footer), arrow_length))
     trailer = _TRAILER.pack(_MAGIC, _VERSION, _TRAILER_BYTES, len(footer), crc32c(footer))
     trailer += _CRC.pack(crc32c(trailer))
-    padding = bytes(-len(body) % 8)
-    return whole, [body, padding, footer, trailer, arrow_footer]
+    padding = bytes(-(sink.size + len(mark)) % 8)
+    return whole, [*sink.pieces, b"".join((mark, padding, footer, trailer, arrow_footer))]
 
 
-def _arrow_file(codec: str, batches: list[pa.RecordBatch]) -> tuple[memoryview, list[int]]:
-    """An Arrow file, and where each batch ends."""
-    if codec != "none":
-        sink = pa.BufferOutputStream()
-        ends = _write(sink, codec, batches)
-        return memoryview(sink.getvalue()), ends
-    # A dry run tells the size, so that the buffer need not grow: growing copies everything twice.
-    size = pa.MockOutputStream()
-    ends = _write(size, codec, batches)
-    buffer = pa.allocate_buffer(size.size())
-    _write(pa.FixedSizeBufferWriter(buffer), codec, batches)
-    return memoryview(buffer), ends
+class _Pieces:
+    """A file for Arrow to write into that copies nothing but what is small: a segment in memory a second time
+    costs more, in fresh pages, than everything else that is done to it."""
 
+    closed = False
 
-def _write(sink: Any, codec: str, batches: list[pa.RecordBatch]) -> list[int]:
-    options = pa.ipc.IpcWriteOptions(compression=None if codec == "none" else codec)
-    ends = []
-    with pa.ipc.new_file(sink, batches[0].schema, options=options) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-            ends.append(sink.tell())
-    return ends
+    def __init__(self) -> None:
+        self.pieces: list[memoryview | bytes] = []
+        self.size = 0
+        """Bytes of all parts that are ended."""
+        self._small: list[memoryview | bytes] = []
+        self._crc = 0
+        self._length = 0
+
+    def write(self, data: bytes | pa.Buffer) -> None:
+        """Arrow hands over its buffers themselves, and a copy of whatever is none."""
+        view = memoryview(data)
+        if len(view) < COPIED_BYTES:
+            self._small.append(view)
+            return
+        self._join()
+        self._add(view)
+
+    def _join(self) -> None:
+        if self._small:
+            self._add(b"".join(self._small))
+            self._small.clear()
+
+    def _add(self, piece: memoryview | bytes) -> None:
+        self.pieces.append(piece)
+        self._crc = crc32c(piece, self._crc)
+        self._length += len(piece)
+
+    def end_part(self, rows: int) -> Part:
+        """What was written since the last part."""
+        self._join()
+        part = Part(self.size, self._length, self._crc, rows)
+        self.size += self._length
+        self._crc = self._length = 0
+        return part
+
+    def rest(self) -> bytes:
+        """What was written behind the last part, taken away again."""
+        self._join()
+        count = 0
+        while self._length:
+            count += 1
+            self._length -= len(self.pieces[-count])
+        rest = b"".join(self.pieces[len(self.pieces) - count :])
+        del self.pieces[len(self.pieces) - count :]
+        return rest
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def footer_range(tail: bytes | memoryview, size: int) -> int:
