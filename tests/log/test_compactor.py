@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from forebay.log._compaction_steps import CompactionSteps
 from forebay.log._keys import PartitionKeys
 from forebay.log._records import Compaction, Control, IndexEntry, decode_record, encode_record
 from forebay.log._uris import key_of, uri_of
-from forebay.storage import MemoryStore, ObjectStore
+from forebay.storage import LocalStore, MemoryStore, ObjectStore
 
 
 async def test_folds_all_entries_into_one_object_and_every_record_stays() -> None:
@@ -376,6 +377,30 @@ async def test_compact_all_goes_on_until_nothing_is_left_and_tells_every_step() 
     results = await bed.compactor(config).compact_all("t", 0, progress=lambda each: told.append(each.outcome))
     assert told == ["compacted"] * 3 + ["idle"]
     assert [each.entries for each in results] == [4, 4, 1, 0]
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("read_back", [True, False])
+async def test_a_store_that_gathers_gets_the_same_object_from_the_slices(
+    tmp_path: Path, codec: bytes_batch.Codec, read_back: bool
+) -> None:
+    config = replace(EAGER, codec=codec, read_back=read_back)
+    objects = []
+    for store in (LocalStore(tmp_path), MemoryStore()):
+        bed = Bed()
+        bed.store = store  # type: ignore[assignment]
+        bed.writer = bed.new_writer()
+        await bed.append(*[2] * 300)
+        metrics = MetricsRegistry()
+        bed.store = CountingStore(store, metrics)  # type: ignore[assignment]
+        result = await bed.compact(config)
+        assert result.outcome == "compacted" and result.data_key is not None
+        data = (await store.get(key_of(store, result.data_key))).data
+        assert len(data) == result.bytes_written
+        assert await bed.read_all() == bed.sent
+        objects.append(data)
+        await store.close()
+    assert objects[0] == objects[1]
 
 
 async def test_folding_costs_one_request_per_slice_one_put_one_head_and_one_look_back() -> None:

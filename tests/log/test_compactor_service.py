@@ -406,13 +406,17 @@ async def test_a_store_is_counted_and_priced() -> None:
     metrics = MetricsRegistry()
     async with CountingStore(Bed().store, metrics) as store:
         await store.put("a", b"123")
-        await store.put("b/c", b"1")
+        await store.put_parts("b/c", [b"1", b"2"])
         assert (await store.get("a")).data == b"123"
         assert await store.get_range("a", 0, 2) == b"12"
         assert await store.get_if_changed("a", "other") is not None
         assert (await store.head("a")).size == 3
         assert [info.key async for info in store.list()] == ["a", "b/c"]
         await store.delete(["a"])
+    sent = metrics.counter("log.store_bytes", "Bytes to and from the store", labels=("direction",)).labels(
+        "sent"
+    )
+    assert sent.value == 5
     bill = estimate(metrics)
     assert bill["requests"] == {"put": 2, "get": 2, "range_get": 1, "head": 1, "list": 1, "delete": 1}
     expected = (2 * PRICES_PER_1000["put"] + 4 * PRICES_PER_1000["get"] + PRICES_PER_1000["list"]) / 1000

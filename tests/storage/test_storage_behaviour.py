@@ -43,6 +43,21 @@ async def test_empty_and_large_objects_come_back_whole(site: Site, store: Object
 
 
 @behaviour
+async def test_parts_are_put_as_one_object(site: Site, store: ObjectStore) -> None:
+    whole = bytes(range(256)) * 40
+    parts = [memoryview(whole)[start : start + 3] for start in range(0, len(whole), 3)]
+    version = await store.put_parts("k", [b"<", b"", *parts, b">"], ABSENT)
+    found = await store.get("k")
+    assert (found.data, found.version) == (b"<" + whole + b">", version)
+    with pytest.raises(PreconditionFailed):
+        await store.put_parts("k", [b"other"], ABSENT)
+    with pytest.raises(InvalidKey):
+        await store.put_parts("a//b", parts)
+    await store.put_parts("k", [], version)
+    assert (await store.get("k")).data == b""
+
+
+@behaviour
 async def test_every_write_has_a_version_of_its_own(site: Site, store: ObjectStore) -> None:
     versions = [await store.put("k", b"%d" % number) for number in range(5)]
     assert len(set(versions)) == 5

@@ -220,6 +220,28 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int, *, on_call:
     monkeypatch.setattr(os, name, fail)
 
 
+@pytest.mark.parametrize("taken", [0, 1, 5, 2_500])
+async def test_parts_that_are_written_in_pieces_arrive_whole(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    parts = [b"%d," % number for number in range(3_000)]
+    monkeypatch.setattr(os, "writev", lambda file, some: os.write(file, b"".join(some)[:taken]))
+    await store.put_parts("k", parts)
+    assert (await store.get("k")).data == b"".join(parts)
+
+
+async def test_parts_that_do_not_fit_leave_nothing_behind(
+    root: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        failing(patched, "writev", errno.ENOSPC)
+        with pytest.raises(StorageFull):
+            await store.put_parts("k", [b"1", b"2"])
+    with pytest.raises(NotFound):
+        await store.get("k")
+    assert leftovers(root) == []
+
+
 @pytest.mark.parametrize(
     ("function", "number", "expected"),
     [

@@ -8,12 +8,13 @@ one after the other: lengths with lengths, times with times, bytes with bytes.
     joined    | lengths 1 | lengths 2 | times 1 | times 2 | values 1 | values 2 |
 
 Decoding every piece into Arrow and concatenating the arrays says the same and costs several times as much for
-small batches, and another copy of everything in memory. `join` is what compaction does, `merge` what a writer
-does with what its callers gave it; the first gives every record a time of its own.
+small batches, and another copy of everything in memory. `join_frame` is what compaction does, `merge` what a
+writer does with what its callers gave it; the first gives every record a time of its own.
 
-`merge` copies nothing at all: it returns a `Frame`, the buffers in order with their checksum, and whoever
-puts frames into an object joins them all at once. The checksum over a frame ends with the one stored in it,
-so the data is gone over once for both; a single piece that came encoded is not gone over again.
+Neither copies any data: they return a `Frame`, the buffers in order with their checksum, and whoever puts
+frames into an object joins them all at once, or hands them to the kernel as they are. The checksum over a
+frame ends with the one stored in it, so the data is gone over once for both; a single piece that came encoded
+is not gone over again.
 """
 
 from __future__ import annotations
@@ -35,17 +36,22 @@ from forebay.formats.bytes_batch import (
 )
 from forebay.formats.bytes_batch_piece import Buffer, Piece, open_piece
 
-__all__ = ["Piece", "columns_of", "join", "merge", "open_piece"]
+__all__ = ["Piece", "columns_of", "join", "join_frame", "merge", "open_piece"]
 
 
 def join(pieces: Sequence[tuple[Piece, int]], *, codec: Codec = "none") -> bytes:
-    """Many pieces as one batch, in order, each with the time of its append.
+    """Many pieces as one batch, in order, each with the time of its append. See `join_frame`."""
+    return join_frame(pieces, codec=codec).tobytes()
+
+
+def join_frame(pieces: Sequence[tuple[Piece, int]], *, codec: Codec = "none") -> Frame:
+    """Many pieces as one batch, in order, each with the time of its append, not yet copied.
 
     Every record keeps the time it had, so the result always has times. The same as `bytes_batch.concat` of
     the decoded pieces, byte for byte.
     """
     times = [piece.times_or(time_ms) for piece, time_ms in pieces]
-    return _joined([piece for piece, _ in pieces], times, codec).tobytes()
+    return _joined([piece for piece, _ in pieces], times, codec)
 
 
 def merge(pieces: Sequence[Piece], *, time_ms: int, codec: Codec = "none") -> Frame:
@@ -97,4 +103,6 @@ def _joined(pieces: Sequence[Piece], times: Sequence[Buffer] | None, codec: Code
         numbers += [each.value_lengths for each in headers]
         data += [each.names for each in headers]
         data += [each.values for each in headers]
+    if len(pieces) > 1:
+        numbers = [b"".join(numbers)]  # They are short: one buffer is cheaper to go over than many.
     return frame_of(columns, count, [*numbers, *data], codec)

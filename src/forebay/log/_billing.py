@@ -40,6 +40,7 @@ class CountingStore(ObjectStore):
         """`counts_puts`: False where the caller counts its own; their bytes and price are added here."""
         self._counts_puts = counts_puts
         self.url = inner.url
+        self.gathers = inner.gathers
         self._inner = inner
         requests = metrics.counter("log.store_requests", "Requests to the store", labels=("operation",))
         size = metrics.counter("log.store_bytes", "Bytes to and from the store", labels=("direction",))
@@ -59,6 +60,12 @@ class CountingStore(ObjectStore):
         self._count("put")
         self._sent.inc(len(data))
         return await self._inner.put(key, data, when)
+
+    async def put_parts(self, key: str, parts: Sequence[bytes | memoryview], when: When = ANY) -> str:
+        """As the store inside."""
+        self._count("put")
+        self._sent.inc(sum([len(part) for part in parts]))
+        return await self._inner.put_parts(key, parts, when)
 
     async def get(self, key: str) -> StoredObject:
         """As the store inside."""

@@ -1,9 +1,10 @@
 """The data of a compaction: slices in, one object out, checked at both ends.
 
 Slices are fetched in order, some ahead of the others, and joined without being decoded. The run is cut at the
-entry where its *uncompressed* size passes the target, so that compressed batches cannot blow it up. The
-slices and the object made of them are the peak: about twice the target, and what the store needs to send it.
-The slices of the next run may be read while this one is uploaded; they are joined after it was let go.
+entry where its *uncompressed* size passes the target, so that compressed batches cannot blow it up. A store
+that gathers writes the object straight from the slices; for others it is put together, and the slices and it
+are the peak: about twice the target, and what the store needs to send it. The slices of the next run may be
+read while this one is uploaded; they are joined after it was let go.
 
 Every slice is held against the length, checksum and count of its entry, as soon as it is there and by one
 look at its bytes: a batch ends with its own checksum, which says what that of the whole must be. The checksum
@@ -27,7 +28,7 @@ from forebay.errors import ForebayError, FormatError, OutcomeUnknown, Unavailabl
 from forebay.formats.batch_facts import plain_bytes, whole_checksum
 from forebay.formats.batch_pieces import open_pieces
 from forebay.formats.bytes_batch import ENCODING, Codec
-from forebay.formats.bytes_batch_join import Piece, join, open_piece
+from forebay.formats.bytes_batch_join import Piece, join_frame, open_piece
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
 from forebay.kit.retry import RetryPolicy, retry
@@ -57,7 +58,10 @@ READ_BACK_BYTES: Final = 8 * 1024 * 1024
 class Folded:
     """A run as one body."""
 
-    body: bytes
+    parts: list[bytes | memoryview]
+    """The body, in one or many buffers."""
+    size: int
+    """Bytes of the body."""
     entries: list[Located]
     """What it was made of: the run, or the first part of it."""
     bytes_read: int
@@ -102,10 +106,11 @@ class Rewriter:
         """The records of a source as one batch. The source is empty afterwards."""
         began = self.clock.monotonic()
         _check_count(source)
-        body = join(source.pieces, codec=codec)
-        # The slices are in the body now. Let them go before the upload makes copies of its own.
+        frame = join_frame(source.pieces, codec=codec)
+        # Where they are joined, the slices are let go before the upload makes copies of its own.
+        parts: list[bytes | memoryview] = frame.parts if self.store.gathers else [frame.tobytes()]
         source.pieces.clear()
-        folded = Folded(body, source.entries, source.bytes_read, whole_checksum(body))
+        folded = Folded(parts, len(frame), source.entries, source.bytes_read, frame.crc32c)
         self.on_stage("encode", self.clock.monotonic() - began)
         return folded
 
@@ -163,13 +168,16 @@ class Rewriter:
     async def upload(self, keys: PartitionKeys, folded: Folded, *, read_back: bool) -> str:
         """Write the object under a fresh name, see that it arrived whole, and return its key."""
         began = self.clock.monotonic()
-        if not read_back and crc32c(folded.body) != folded.checksum:
+        if not read_back and _checksum(folded.parts) != folded.checksum:
             raise ForebayError(f"{keys}: slices were joined wrongly", hint="check the memory of this machine")
 
         async def put() -> str:
             # A new name for every attempt: an attempt whose reply was lost leaves an orphan, no puzzle.
             key = keys.compacted_object(self.ids.uuid())
-            await self.store.put(key, folded.body, ABSENT)
+            if len(folded.parts) == 1:
+                await self.store.put(key, folded.parts[0], ABSENT)
+            else:
+                await self.store.put_parts(key, folded.parts, ABSENT)
             return key
 
         key = await retry(
@@ -185,7 +193,7 @@ class Rewriter:
         return key
 
     async def _read_back(self, key: str, folded: Folded) -> None:
-        size, checksum = len(folded.body), 0
+        size, checksum = folded.size, 0
         for position in range(0, size, READ_BACK_BYTES):
             length = min(READ_BACK_BYTES, size - position)
             piece = await self._patiently(
@@ -202,6 +210,13 @@ class Rewriter:
 
     async def _patiently(self, operation: Callable[[], Awaitable[T]]) -> T:
         return await retry(operation, policy=self.policy, clock=self.clock, randomness=self.randomness)
+
+
+def _checksum(parts: Sequence[bytes | memoryview]) -> int:
+    checksum = 0
+    for part in parts:
+        checksum = crc32c(part, checksum)
+    return checksum
 
 
 def _grouped(entries: Sequence[Located], fetches_max: int) -> list[Sequence[Located]]:

@@ -128,6 +128,9 @@ class ObjectStore(abc.ABC):
 
     url: str
     """What `open_store` was given, without secrets: for messages."""
+    gathers: bool = False
+    """Whether `put_parts` writes the parts from where they lie. Elsewhere it joins them: who then has to care
+    for memory joins them himself and lets go of them first."""
 
     @abc.abstractmethod
     async def put(self, key: str, data: Buffer, when: When = ANY) -> str:
@@ -135,6 +138,10 @@ class ObjectStore(abc.ABC):
 
         Raises `PreconditionFailed`, another `NotDone`, or `OutcomeUnknown`.
         """
+
+    async def put_parts(self, key: str, parts: Sequence[bytes | memoryview], when: When = ANY) -> str:
+        """`put` of the parts as one object, in order. Nobody may change them until it returns."""
+        return await self.put(key, b"".join(parts), when)
 
     @abc.abstractmethod
     async def get(self, key: str) -> StoredObject:

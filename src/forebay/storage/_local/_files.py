@@ -39,6 +39,8 @@ FOREIGN = "foreign"
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """How an object is opened for reading."""
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
+PARTS_PER_WRITE = 1024
+"""Buffers that the kernel takes in one call."""
 """What opening a key raises under which there is no object."""
 
 
@@ -70,9 +72,9 @@ class Turn:
         """Whether others were first, so that the key may have changed since its reader read it."""
         return self._held.waited
 
-    def put(self, data: bytes, when: When) -> str:
+    def put(self, parts: Sequence[bytes | memoryview], when: When) -> str:
         """Replace the object durably if `when` holds; the new version."""
-        return self._files.replace(self._key, data, when, self._held)
+        return self._files.replace(self._key, parts, when, self._held)
 
 
 class LocalFiles:
@@ -112,13 +114,13 @@ class LocalFiles:
         with reported(f"writing {key!r}"), self._stripes.locked(key) as held:
             yield Turn(self, key, held)
 
-    def replace(self, key: str, data: bytes, when: When, held: Held) -> str:
+    def replace(self, key: str, parts: Sequence[bytes | memoryview], when: When, held: Held) -> str:
         """Replace the object durably if `when` holds; the new version."""
         found = self._found(key, when)
         if when is not ANY and when != found:
             raise PreconditionFailed(key, expected=when, actual=found)
         version = self._new_version()
-        self._write_and_rename(key, held.temps + version, data, version)
+        self._write_and_rename(key, held.temps + version, parts, version)
         return version
 
     def delete(self, keys: Sequence[str]) -> list[DeleteResult]:
@@ -168,14 +170,16 @@ class LocalFiles:
                 raise KeyConflict(key, "it is a directory of other keys") from None
             raise
 
-    def _write_and_rename(self, key: str, temp: str, data: bytes, version: str) -> None:
+    def _write_and_rename(
+        self, key: str, temp: str, parts: Sequence[bytes | memoryview], version: str
+    ) -> None:
         directory, _, name = key.rpartition("/")
         try:
             try:
-                _write_durably(temp, data, version)
+                _write_durably(temp, parts, version)
             except FileNotFoundError:
                 self._stripes.make_temps()
-                _write_durably(temp, data, version)
+                _write_durably(temp, parts, version)
             self._rename(key, temp, directory, name)
         except BaseException:
             with suppress(OSError):
@@ -258,17 +262,26 @@ def _is_object(name: str, descriptor: int) -> bool:
         return False
 
 
-def _write_durably(temp: str, data: bytes, version: str) -> None:
+def _write_durably(temp: str, parts: Sequence[bytes | memoryview], version: str) -> None:
     descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         # First, so that a file system without attributes is found out before the data is on its way.
         os.setxattr(descriptor, VERSION_ATTRIBUTE, version.encode())
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        for first in range(0, len(parts), PARTS_PER_WRITE):
+            _write_all(descriptor, parts[first : first + PARTS_PER_WRITE])
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
+    written = os.writev(descriptor, parts) if len(parts) > 1 else 0
+    if written == sum([len(part) for part in parts]):
+        return
+    # One part, or a write that was cut short: by a full disk, mostly, which the next one names.
+    rest = memoryview(b"".join(parts))[written:]
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def _sync_after_change(descriptor: int, operation: str) -> None:

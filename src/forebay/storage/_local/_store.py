@@ -68,6 +68,8 @@ class LocalStore(ObjectStore):
     Opening it writes nothing; what killed writers left is swept if that can be done without waiting.
     """
 
+    gathers = True
+
     def __init__(self, root: str | os.PathLike[str], ids: IdSource | None = None) -> None:
         if "\0" in os.fspath(root):
             raise InvalidUrl(f"{os.fspath(root)!r} is no path", hint="name a directory, new or existing")
@@ -94,7 +96,14 @@ class LocalStore(ObjectStore):
         validate_key(key)
         validate_when(when)
         self._check()
-        return await self._puts.put(key, copy_of(data), when)
+        return await self._puts.put(key, [copy_of(data)], when)
+
+    async def put_parts(self, key: str, parts: Sequence[bytes | memoryview], when: When = ANY) -> str:
+        """The parts are handed to the kernel as they are."""
+        validate_key(key)
+        validate_when(when)
+        self._check()
+        return await self._puts.put(key, parts, when)
 
     async def get(self, key: str) -> StoredObject:
         """Data and version of one inode."""

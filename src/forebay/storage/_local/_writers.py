@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -26,8 +27,8 @@ __all__ = ["Writers"]
 class _Put:
     """One call of `put`, from the loop to a thread and back."""
 
-    def __init__(self, data: bytes, when: When) -> None:
-        self._data = data
+    def __init__(self, parts: Sequence[bytes | memoryview], when: When) -> None:
+        self._parts = parts
         self.when = when
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[str] = self._loop.create_future()
@@ -37,7 +38,7 @@ class _Put:
     def attempt(self, turn: Turn) -> None:
         """Do it. A cancelled call is left alone: nothing of it was begun."""
         if not self.future.cancelled():
-            self._version = turn.put(self._data, self.when)
+            self._version = turn.put(self._parts, self.when)
 
     def answer(self) -> None:
         """Tell the caller. The loop may be gone with all who waited on it."""
@@ -89,9 +90,9 @@ class Writers:
         self._kept: dict[str, _KeptTurn] = {}
         self._second_tries = SecondTries()
 
-    async def put(self, key: str, data: bytes, when: When) -> str:
+    async def put(self, key: str, parts: Sequence[bytes | memoryview], when: When) -> str:
         """Replace the object durably if `when` holds; the new version."""
-        put = _Put(data, when)
+        put = _Put(parts, when)
         kept = self._kept.pop(key, None)
         if kept is None or not kept.take(put):
             self._pool.submit(self._serve, key, put)
