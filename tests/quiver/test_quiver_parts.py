@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import AccessDenied, StorageFull, Unavailable
+from forebay.formats.quiver_frame import WAL_MAGIC
+from forebay.kit.clock import SystemClock
 from forebay.quiver import LocalDisk
 from forebay.quiver._errors import from_os_error
+from forebay.quiver._group_log import GroupLog, LogSettings
 from forebay.quiver._runs import RunSet
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 8)), max_size=30)
@@ -116,3 +119,35 @@ def test_errors_of_the_file_system_are_told_in_our_words(number: int, kind: type
     told = from_os_error("writing", OSError(number, "why"))
     assert type(told) is kind
     assert told.hint
+
+
+class _HeldDisk(LocalDisk):
+    """Renames wait until they may go on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def rename(self, old: str, new: str) -> None:
+        self.entered.set()
+        assert self.go_on.wait(60)
+        super().rename(old, new)
+
+
+async def test_spare_that_is_made_takes_no_name_from_one_that_becomes_a_log_file(tmp_path: Path) -> None:
+    (tmp_path / "wal").mkdir()
+    disk = _HeldDisk(tmp_path)
+    settings = LogSettings("wal", "wal", "wal", WAL_MAGIC, 65_536, spares_max=1, spare_bytes=8_192)
+    log = GroupLog(disk, settings, SystemClock(), on_durable=lambda group: None)
+    log.start([], 1, 1)
+    await log.prepare()
+    item = log.append(1, 0, [b"acknowledged"], 12)
+    await asyncio.to_thread(disk.entered.wait, 60)
+    await log.prepare()
+    disk.go_on.set()
+    await item.done
+    await log.close()
+    await disk.close()
+    [file] = (tmp_path / "wal").glob("*.wal")
+    assert b"acknowledged" in file.read_bytes()
+    assert len(list((tmp_path / "wal").glob("*.spare"))) == 1

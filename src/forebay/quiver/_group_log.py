@@ -400,12 +400,13 @@ class GroupLog:
         settings = self._settings
         if settings.spares_max == 0 or self._spares or (self.files and not settings.is_always_prepared):
             return
-        name = file_name(0, SPARE)
+        # A name that was never given: another spare may be in the lane, on its way to becoming a log file.
+        name = file_name(self._next_generation, SPARE)
+        self._next_generation += 1
         size = settings.spare_bytes
 
         def work() -> None:
             place = f"{self._directory}/{name}"
-            self._disk.remove(place)
             file = self._disk.open(place, create=True)
             try:
                 for offset in range(0, size, len(_ZEROS)):
