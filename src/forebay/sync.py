@@ -27,7 +27,9 @@ import pyarrow as pa
 from forebay import aio
 from forebay._connect import Location, Position
 from forebay._loop_thread import LoopThread, close_at_exit
-from forebay._sending import Delivery, Outgoing, PartlyDelivered, not_yet, size_of
+from forebay._outgoing import Outgoing
+from forebay._receipts import not_yet
+from forebay._sending import Delivery, PartlyDelivered
 from forebay._sync_groups import Consumer, Groups
 from forebay.aio import TopicDescription
 from forebay.errors import Backpressure, Closed, ForebayError, OutcomeUnknown
@@ -122,7 +124,7 @@ class Producer:
         self._bytes_max = producer.pending_bytes_max
         self._changed = threading.Condition()
         self._bytes = 0
-        self._outbox: deque[Outgoing] = deque()
+        self._outbox: deque[Outgoing[Delivery]] = deque()
         """Sent and not yet taken over by the loop. A wake-up is on its way while it is not empty."""
         self._open: set[concurrent.futures.Future[Delivery]] = set()
         """Receipts that are not told yet."""
@@ -144,7 +146,7 @@ class Producer:
         Where too much is not durable yet it waits for room; after `timeout` seconds it raises `Backpressure`.
         """
         batch = BytesBatch.of(records, keys=keys, timestamps_ms=timestamps_ms, headers=headers)
-        receipt, size = Receipt(self._producer.saw), size_of(batch)
+        receipt, size = Receipt(self._producer.saw), batch.size_bytes
         tell = functools.partial(self._tell, receipt.future, size)
         item = Outgoing(topic, partition, batch, size, tell, receipt)
         # Before the lock, which a thread that is not part of a forked child may have held.

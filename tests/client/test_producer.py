@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
+import numpy as np
 import pytest
 from tests.client.tiny_broker import TinyBroker
 
@@ -284,3 +286,10 @@ async def test_a_broker_that_answers_too_late_leaves_the_outcome_unknown(broker:
             with pytest.raises(OutcomeUnknown, match="no answer within"):
                 await out.send("orders", [b"a"], partition=0)
         broker.gate.set()
+
+
+async def test_a_partition_may_be_a_number_of_numpy(bay: Client, broker: TinyBroker) -> None:
+    await broker.bay.topics.create("orders", partitions=2)
+    async with bay.producer(SOON) as out:
+        done = await out.send("orders", [b"a"], partition=cast("int", np.int64(1)))
+    assert done.partition == 1

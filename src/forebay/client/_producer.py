@@ -13,9 +13,7 @@ What a request's end means for each batch in it:
                                      time is up before anybody answers, told as `OutcomeUnknown`
     refused after a lost answer      `OutcomeUnknown` as well: the refusal speaks of the last attempt only
 
-Everything sent and not yet told is bounded in bytes. Above the bound `send` raises `Backpressure`, and `room`
-waits for it to end. A failure is told by its receipt; where nobody asks the receipt, `flush` or `close`
-raises it, once.
+What is bounded, and how a failure is told, is in `forebay._outgoing`, as for the embedded producer.
 """
 
 from __future__ import annotations
@@ -24,19 +22,19 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
+from forebay._outgoing import Outgoing, PartitionCount, Sending
+from forebay._receipts import settled
 from forebay.client._config import ProducerConfig
 from forebay.client._connection import Response
 from forebay.client._errors import OUT_OF_SEQUENCE, Refused, error_from, is_transient
 from forebay.client._lane import Batch, Lane, Part
-from forebay.client._receipts import Delivered, Delivery, Receipt, settled
+from forebay.client._receipts import Delivered, Delivery, PartlyDelivered, Receipt
 from forebay.client._session import Session, decoded
-from forebay.errors import Backpressure, Closed, ForebayError, OutcomeUnknown, UsageError
+from forebay.errors import Closed, ForebayError, OutcomeUnknown, UsageError
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.formats.http_messages import (
     MSGPACK,
@@ -49,34 +47,18 @@ from forebay.formats.http_messages import (
 from forebay.formats.record_routing import route
 from forebay.kit.ids import IdSource
 
-__all__ = ["Outgoing", "Producer", "checked", "size_of"]
+__all__ = ["Producer"]
 
-PARTITION_COUNTS_TTL_S = 30.0
-"""Seconds for which the number of a topic's partitions is remembered."""
-UNSEEN_FAILURES_MAX = 1_000
-"""Failures remembered for `flush` and `close`, of receipts that nobody asked."""
 OUT_OF_SEQUENCE_PATIENCE_S = 10.0
 """Seconds for which a batch whose answer was lost, and whose number is refused, is sent again."""
 
-PartitionCount = Callable[[str], Coroutine[Any, Any, int]]
 _encode = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(slots=True, eq=False)
-class Outgoing:
-    """One send on its way."""
-
-    topic: str
-    partition: int | None
-    batch: BytesBatch
-    size_bytes: int
-    tell: Callable[[Delivery | ForebayError], None]
-    receipt: object
-    """Whoever is told: a failure that it was asked for is not raised again."""
-
-
-class Producer:
+class Producer(Sending[Delivery, Receipt]):
     """Sends records to any topic. A context manager: leaving it waits until everything is durable."""
+
+    _receipt = Receipt
 
     def __init__(
         self,
@@ -87,15 +69,13 @@ class Producer:
         config: ProducerConfig,
         on_close: Callable[[Producer], None] = lambda _: None,
     ) -> None:
+        super().__init__(
+            session.clock, pending_bytes_max=config.pending_bytes_max, partition_count=partition_count
+        )
         self._session = session
-        self._clock = session.clock
-        self._partition_count = partition_count
         self._ids = ids
         self._config = config
         self._on_close = on_close
-        self.pending_bytes_max = config.pending_bytes_max
-        self._pending_bytes = 0
-        self._room: list[asyncio.Future[None]] = []
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._ready: dict[Lane, None] = {}
         """Lanes that may have something to send, in turn."""
@@ -106,56 +86,32 @@ class Producer:
         self._not_before = 0.0
         """The broker asked not to be asked again before, on the monotonic clock."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._inbox: deque[Outgoing] = deque()
+        self._inbox: deque[Outgoing[Delivery]] = deque()
         self._mover: asyncio.Task[None] | None = None
-        self._counts: dict[str, tuple[int, float]] = {}
         self._turn = 0
-        self._unseen: dict[object, ForebayError] = {}
-        self._untold: dict[Outgoing, None] = {}
+        self._untold: dict[Outgoing[Delivery], None] = {}
         """Every send whose outcome is not known."""
-        self._marks: list[tuple[set[Outgoing], asyncio.Future[None]]] = []
+        self._marks: list[tuple[set[Outgoing[Delivery]], asyncio.Future[None]]] = []
         """What each flush still waits for."""
         self._closed = False
 
     async def start(self) -> None:
         """Nothing yet; here so that code for the embedded producer works unchanged."""
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that are not durable yet."""
-        return self._pending_bytes
+    def checked(self, batch: BytesBatch) -> BytesBatch:
+        """The batch; raises `UsageError` where no broker would take it, so that it spoils no request."""
+        if not len(batch):
+            raise UsageError("no records", hint="send at least one")
+        if batch.values.null_count:
+            raise UsageError("a record is None", hint="an empty record is b''")
+        for column in (batch.keys, batch.timestamps_ms, batch.headers):
+            if column is not None and len(column) != len(batch):
+                raise UsageError(
+                    f"a column of {len(column)} for {len(batch)} records", hint="give one per record"
+                )
+        return batch
 
-    def send(
-        self,
-        topic: str,
-        records: Sequence[bytes],
-        *,
-        partition: int | None = None,
-        keys: Sequence[bytes | None] | None = None,
-        timestamps_ms: Sequence[int] | None = None,
-        headers: Sequence[dict[str, bytes | None] | None] | None = None,
-    ) -> Receipt:
-        """Send records; returns at once. Without a partition, it is chosen by key or in turn.
-
-        Raises `Backpressure` where too much is not durable yet: wait for `room`.
-        """
-        batch = checked(BytesBatch.of(records, keys=keys, timestamps_ms=timestamps_ms, headers=headers))
-        if self._pending_bytes >= self.pending_bytes_max:
-            raise Backpressure(
-                f"{self._pending_bytes:,} bytes are not durable yet", hint="await producer.room() first"
-            )
-        receipt = Receipt(self.saw)
-        self.offer(Outgoing(topic, partition, batch, size_of(batch), receipt.settle, receipt))
-        return receipt
-
-    async def room(self) -> None:
-        """Return once something may be sent again."""
-        while self._pending_bytes >= self.pending_bytes_max:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._room.append(waiter)
-            await waiter
-
-    def offer(self, item: Outgoing) -> None:
+    def offer(self, item: Outgoing[Delivery]) -> None:
         """Take a send; its outcome is told later, a refusal too."""
         if self._closed:
             item.tell(Closed("the producer is closed", hint="open another one"))
@@ -185,25 +141,14 @@ class Producer:
             self._inbox.popleft()
         self._mover = None
 
-    def _known_count(self, topic: str) -> int | None:
-        known = self._counts.get(topic)
-        return known[0] if known is not None and known[1] > self._clock.monotonic() else None
-
-    async def _count(self, topic: str) -> int:
-        count = self._known_count(topic)
-        if count is None:
-            count = await self._partition_count(topic)
-            self._counts[topic] = (count, self._clock.monotonic() + PARTITION_COUNTS_TTL_S)
-        return count
-
-    def _accept(self, item: Outgoing, count: int) -> None:
+    def _accept(self, item: Outgoing[Delivery], count: int) -> None:
         try:
             if item.partition is not None:
                 parts = [(item.partition, item.batch)]
             else:
                 self._turn += 1
                 parts = list(route(item.batch, count, self._turn))
-            sizes = [item.size_bytes] if len(parts) == 1 else [size_of(batch) for _, batch in parts]
+            sizes = [item.size_bytes] if len(parts) == 1 else [batch.size_bytes for _, batch in parts]
         except ForebayError as error:
             self._finish(item, error)
             return
@@ -411,24 +356,13 @@ class Producer:
         self._ready[lane] = None
         self._pump()
 
-    def _finish(self, item: Outgoing, outcome: Delivery | ForebayError) -> None:
-        self._pending_bytes -= item.size_bytes
+    def _finish(self, item: Outgoing[Delivery], outcome: Delivery | ForebayError) -> None:
         self._untold.pop(item, None)
-        waiters, self._room = self._room, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        if isinstance(outcome, ForebayError) and len(self._unseen) < UNSEEN_FAILURES_MAX:
-            self._unseen[item.receipt] = outcome
-        item.tell(outcome)
+        super()._finish(item, outcome)
         for left, waiter in self._marks:
             left.discard(item)
             if not left and not waiter.done():
                 waiter.set_result(None)
-
-    def saw(self, receipt: object) -> None:
-        """Somebody was told of the failure of this receipt."""
-        self._unseen.pop(receipt, None)
 
     # -- flushing and closing
 
@@ -446,12 +380,7 @@ class Producer:
         finally:
             self._flushes -= 1
             self._marks.remove(mark)
-        unseen, self._unseen = self._unseen, {}
-        if unseen:
-            error = next(iter(unseen.values()))
-            if len(unseen) > 1:
-                error.add_note(f"{len(unseen)} sends failed whose receipts nobody asked; this is the first")
-            raise error
+        self._raise_unseen()
 
     async def close(self) -> None:
         """Refuse further sends, wait until all is durable; raises what went wrong and nobody asked for."""
@@ -460,14 +389,6 @@ class Producer:
         self._closed = True
         self._on_close(self)
         await self.flush()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name="forebay producer")
@@ -480,7 +401,10 @@ class _Gather:
     """Gathers what became of the parts of one send."""
 
     def __init__(
-        self, item: Outgoing, parts: int, finish: Callable[[Outgoing, Delivery | ForebayError], None]
+        self,
+        item: Outgoing[Delivery],
+        parts: int,
+        finish: Callable[[Outgoing[Delivery], Delivery | ForebayError], None],
     ) -> None:
         self._item = item
         self._parts: list[Delivered | None] = [None] * parts
@@ -493,7 +417,7 @@ class _Gather:
         self._left -= 1
         if not self._left:
             parts = [part for part in self._parts if part is not None]
-            self._finish(self._item, settled(self._item.topic, parts))
+            self._finish(self._item, settled(self._item.topic, parts, Delivery, PartlyDelivered))
 
 
 def _out_of_sequence(error: ForebayError) -> bool:
@@ -509,23 +433,3 @@ def _final(batch: Batch, error: ForebayError) -> ForebayError:
         reason=f"{batch.lost}; {batch.attempts} attempts",
         hint="it may have been appended: read the end of the partition before sending it again",
     )
-
-
-def checked(batch: BytesBatch) -> BytesBatch:
-    """The batch; raises `UsageError` where no broker would take it, so that it spoils no request."""
-    if not len(batch):
-        raise UsageError("no records", hint="send at least one")
-    if batch.values.null_count:
-        raise UsageError("a record is None", hint="an empty record is b''")
-    for column in (batch.keys, batch.timestamps_ms, batch.headers):
-        if column is not None and len(column) != len(batch):
-            raise UsageError(
-                f"a column of {len(column)} for {len(batch)} records", hint="give one per record"
-            )
-    return batch
-
-
-def size_of(batch: BytesBatch) -> int:
-    """Bytes of a batch in memory."""
-    columns = (batch.values, batch.keys, batch.timestamps_ms, batch.headers)
-    return sum([int(column.nbytes) for column in columns if column is not None])

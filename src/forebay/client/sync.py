@@ -23,12 +23,13 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 
 from forebay._loop_thread import LoopThread, close_at_exit
+from forebay._outgoing import Outgoing
+from forebay._receipts import not_yet
 from forebay.client import aio
 from forebay.client._config import ClientConfig, ConsumerConfig, ProducerConfig
 from forebay.client._places import Position
-from forebay.client._producer import Outgoing, checked, size_of
 from forebay.client._reading import TopicPartition
-from forebay.client._receipts import Delivery, not_yet
+from forebay.client._receipts import Delivery
 from forebay.client._topics import TopicDescription
 from forebay.errors import Backpressure, Closed, ForebayError, OutcomeUnknown
 from forebay.formats.bytes_batch import BytesBatch
@@ -199,7 +200,7 @@ class Producer:
         self._bytes_max = producer.pending_bytes_max
         self._changed = threading.Condition()
         self._bytes = 0
-        self._outbox: deque[Outgoing] = deque()
+        self._outbox: deque[Outgoing[Delivery]] = deque()
         """Sent and not yet taken over by the loop. A wake-up is on its way while it is not empty."""
         self._open: set[concurrent.futures.Future[Delivery]] = set()
         """Receipts that are not told yet."""
@@ -220,8 +221,10 @@ class Producer:
 
         Where too much is not durable yet it waits for room; after `timeout` seconds it raises `Backpressure`.
         """
-        batch = checked(BytesBatch.of(records, keys=keys, timestamps_ms=timestamps_ms, headers=headers))
-        receipt, size = Receipt(self._producer.saw), size_of(batch)
+        batch = self._producer.checked(
+            BytesBatch.of(records, keys=keys, timestamps_ms=timestamps_ms, headers=headers)
+        )
+        receipt, size = Receipt(self._producer.saw), batch.size_bytes
         tell = functools.partial(self._tell, receipt.future, size)
         item = Outgoing(topic, partition, batch, size, tell, receipt)
         # Before the lock, which a thread that is not part of a forked child may have held.
