@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from forebay.coordination._api import Delete, DeleteRange, Operation, Put
+from forebay.coordination._api import Delete, DeleteRange, Operation, Put, WriteResult
 from forebay.coordination._oxia import oxia_pb2 as pb
 from forebay.coordination._oxia._deadline import Deadline
 from forebay.coordination._oxia._reads import session_identity
@@ -22,7 +21,7 @@ from forebay.coordination._oxia._sessions import OxiaSession
 from forebay.errors import ForebayError, LimitExceeded, PreconditionFailed, SessionExpired
 from forebay.kit.conditions import ABSENT, ANY
 
-__all__ = ["Batch", "Reply", "Unit"]
+__all__ = ["Batch", "Unit"]
 
 ABSENT_VERSION = -1
 """The expectation that means: must not exist. Versions begin at 0."""
@@ -34,14 +33,6 @@ JOIN_OPERATIONS_MAX = 1_000
 JOIN_BYTES_MAX = 1024 * 1024
 """A request that carries several callers' operations ends at these sizes; larger ones gain little and make
 everybody in them wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What became of one operation on one shard."""
-
-    version: int | None = None
-    error: ForebayError | None = None
 
 
 class Unit:
@@ -61,8 +52,10 @@ class Unit:
 
     def __init__(self, shard: int, operations: Sequence[Operation], deadline: Deadline) -> None:
         self._operations = operations
+        self._indexes: tuple[list[int], list[int], list[int]] = [], [], []
         self.deadline = deadline
-        self.replies: list[Reply | None] = [None] * len(operations)
+        self.replies: list[WriteResult | None] = [None] * len(operations)
+        """What became of each operation on this shard."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.sent = False
         """Whether a server may have seen it."""
@@ -79,30 +72,23 @@ class Unit:
 
         Called again just before sending, since a session may have ended in the queue.
         """
-        puts: list[pb.PutRequest] = []
-        deletes: list[pb.DeleteRequest] = []
-        ranges: list[pb.DeleteRangeRequest] = []
-        indexes: tuple[list[int], list[int], list[int]] = [], [], []
+        request = pb.WriteRequest()
+        puts, deletes, ranges = self._indexes = [], [], []
         for index, operation in enumerate(self._operations):
             refusal = _refusal(operation, shard)
             if refusal is not None:
-                self.replies[index] = Reply(error=refusal)
+                self.replies[index] = WriteResult(error=refusal)
             elif isinstance(operation, Put):
-                puts.append(_put(operation, shard))
-                indexes[0].append(index)
+                _add_put(request, operation, shard)
+                puts.append(index)
             elif isinstance(operation, Delete):
-                deletes.append(
-                    pb.DeleteRequest(key=operation.key, expected_version_id=_expected(operation.when))
-                )
-                indexes[1].append(index)
+                request.deletes.add(key=operation.key, expected_version_id=_expected(operation.when))
+                deletes.append(index)
             else:
-                ranges.append(
-                    pb.DeleteRangeRequest(start_inclusive=operation.start, end_exclusive=operation.end)
-                )
-                indexes[2].append(index)
-        self._indexes = indexes
+                request.delete_ranges.add(start_inclusive=operation.start, end_exclusive=operation.end)
+                ranges.append(index)
         self.counts = len(puts), len(deletes), len(ranges)
-        self.data = pb.WriteRequest(puts=puts, deletes=deletes, delete_ranges=ranges).SerializeToString()
+        self.data = request.SerializeToString()
 
     @property
     def operations(self) -> int:
@@ -123,12 +109,12 @@ class Unit:
         for index, delete in zip(self._indexes[1], deletes, strict=True):
             self.replies[index] = _delete_reply(self._operations[index], delete)
         for index, _ in zip(self._indexes[2], ranges, strict=True):
-            self.replies[index] = Reply()
+            self.replies[index] = WriteResult()
         self._finish()
 
     def fail(self, error: ForebayError) -> None:
         """Give every operation without a reply this one, also where the caller stopped waiting."""
-        self.replies = [Reply(error=error) if reply is None else reply for reply in self.replies]
+        self.replies = [WriteResult(error=error) if reply is None else reply for reply in self.replies]
         self._finish()
 
     def describe(self) -> str:
@@ -202,10 +188,10 @@ def _refusal(operation: Operation, shard: int) -> ForebayError | None:
     """The reason why an operation must not reach the server, or None."""
     if isinstance(operation, DeleteRange):
         return None
-    if isinstance(operation.when, int) and operation.when > VERSION_MAX:
+    if type(operation.when) is int and operation.when > VERSION_MAX:
         return PreconditionFailed(operation.key, expected=operation.when)
     session = operation.session if isinstance(operation, Put) else None
-    if isinstance(session, OxiaSession) and not session.alive_on(shard):
+    if session is not None and isinstance(session, OxiaSession) and not session.alive_on(shard):
         # Sent anyway it could meet the expiry on the server, and 0.14 then keeps the record for ever.
         return SessionExpired(
             f"session {session.id} is over or in doubt, {operation.key!r} was not written",
@@ -214,17 +200,17 @@ def _refusal(operation: Operation, shard: int) -> ForebayError | None:
     return None
 
 
-def _put(put: Put, shard: int) -> pb.PutRequest:
-    request = pb.PutRequest(
+def _add_put(request: pb.WriteRequest, put: Put, shard: int) -> None:
+    # Made in its place: a message of its own would be copied there.
+    added = request.puts.add(
         key=put.key,
         value=put.value,
         expected_version_id=_expected(put.when),
         partition_key=put.partition_key,
     )
-    if isinstance(put.session, OxiaSession):
-        request.session_id = put.session.id_on(shard)
-        request.client_identity = session_identity(put.session.id)
-    return request
+    if put.session is not None and isinstance(put.session, OxiaSession):
+        added.session_id = put.session.id_on(shard)
+        added.client_identity = session_identity(put.session.id)
 
 
 def _expected(when: object) -> int | None:
@@ -236,21 +222,21 @@ def _expected(when: object) -> int | None:
     return when
 
 
-def _put_reply(operation: Operation, answer: pb.PutResponse) -> Reply:
-    assert isinstance(operation, Put)
+def _put_reply(operation: Operation, answer: pb.PutResponse) -> WriteResult:
     if answer.status == pb.OK:
-        return Reply(version=answer.version.version_id)
+        return WriteResult(answer.version.version_id)
+    assert isinstance(operation, Put)
     if answer.status == pb.SESSION_DOES_NOT_EXIST:
         error: ForebayError = SessionExpired(
             f"the session is over, {operation.key!r} was not written",
             hint="open a new session and claim again",
         )
-        return Reply(error=error)
-    return Reply(error=PreconditionFailed(operation.key, expected=operation.when))
+        return WriteResult(error=error)
+    return WriteResult(error=PreconditionFailed(operation.key, expected=operation.when))
 
 
-def _delete_reply(operation: Operation, answer: pb.DeleteResponse) -> Reply:
+def _delete_reply(operation: Operation, answer: pb.DeleteResponse) -> WriteResult:
     assert isinstance(operation, Delete)
     if answer.status == pb.OK or (answer.status == pb.KEY_NOT_FOUND and not isinstance(operation.when, int)):
-        return Reply()
-    return Reply(error=PreconditionFailed(operation.key, expected=operation.when))
+        return WriteResult()
+    return WriteResult(error=PreconditionFailed(operation.key, expected=operation.when))

@@ -38,7 +38,7 @@ from forebay.coordination._api import (
     validate_timeout_ms,
 )
 from forebay.coordination._oxia import oxia_pb2 as pb
-from forebay.coordination._oxia._batch import Reply, Unit
+from forebay.coordination._oxia._batch import Unit
 from forebay.coordination._oxia._config import OxiaConfig
 from forebay.coordination._oxia._deadline import Deadline
 from forebay.coordination._oxia._link import Link
@@ -176,12 +176,12 @@ class OxiaCoordinator(Coordinator):
             parts = _by_shard(operations, await link.assignments.current(deadline))
         except NotDone as error:
             return [WriteResult(error=error)] * len(operations)
-        replies: list[list[Reply]] = [[] for _ in operations]
+        results: list[WriteResult | None] = [None] * len(operations)
         for shard, indexes in parts.items():
-            failures = await self._extend_sessions(shard, [operations[index] for index in indexes], deadline)
-            for index, failure in zip(list(indexes), failures, strict=True):
+            for index in [index for index in indexes if _is_ephemeral(operations[index])]:
+                failure = await self._extend_session(shard, operations[index], deadline)
                 if failure is not None:
-                    replies[index].append(Reply(error=failure))
+                    results[index] = WriteResult(error=failure)
                     indexes.remove(index)
         units = {
             shard: Unit(shard, [operations[index] for index in indexes], deadline)
@@ -189,26 +189,29 @@ class OxiaCoordinator(Coordinator):
             if indexes
         }
         await _submit(link, units)
+        on_many: dict[int, list[WriteResult]] = {}
         for shard, unit in units.items():
             for index, reply in zip(parts[shard], unit.replies, strict=True):
                 assert reply is not None
-                replies[index].append(reply)
-        return [_result(operation, parts) for operation, parts in zip(operations, replies, strict=True)]
+                first = results[index]
+                if first is None:
+                    results[index] = reply
+                else:
+                    on_many.setdefault(index, [first]).append(reply)
+        for index, replies in on_many.items():
+            results[index] = _result(operations[index], replies)
+        return [result for result in results if result is not None]
 
-    async def _extend_sessions(
-        self, shard: int, operations: Sequence[Operation], deadline: Deadline
-    ) -> list[ForebayError | None]:
-        """See that the sessions of these operations exist on the shard; per operation, why that failed."""
-        errors: list[ForebayError | None] = []
-        for operation in operations:
-            error: ForebayError | None = None
-            if isinstance(operation, Put) and isinstance(operation.session, OxiaSession):
-                try:
-                    await operation.session.extend(shard, deadline)
-                except NotDone as failure:
-                    error = failure
-            errors.append(error)
-        return errors
+    async def _extend_session(
+        self, shard: int, operation: Operation, deadline: Deadline
+    ) -> ForebayError | None:
+        """See that the session of an ephemeral put exists on the shard; why that failed."""
+        assert isinstance(operation, Put) and isinstance(operation.session, OxiaSession)
+        try:
+            await operation.session.extend(shard, deadline)
+        except NotDone as failure:
+            return failure
+        return None
 
     def _check_sessions(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
@@ -302,6 +305,8 @@ async def _submit(link: Link, units: dict[int, Unit]) -> None:
 
 def _by_shard(operations: Sequence[Operation], shards: ShardMap) -> dict[int, list[int]]:
     """The indexes of the operations of each shard. A range without a partition key is on all of them."""
+    if len(shards.ids) == 1:
+        return {shards.ids[0]: list(range(len(operations)))}
     parts: dict[int, list[int]] = {}
     for index, operation in enumerate(operations):
         if operation.partition_key is not None:
@@ -315,7 +320,11 @@ def _by_shard(operations: Sequence[Operation], shards: ShardMap) -> dict[int, li
     return parts
 
 
-def _result(operation: Operation, replies: Sequence[Reply]) -> WriteResult:
+def _is_ephemeral(operation: Operation) -> bool:
+    return isinstance(operation, Put) and operation.session is not None
+
+
+def _result(operation: Operation, replies: Sequence[WriteResult]) -> WriteResult:
     """One result from the replies of all shards an operation went to."""
     errors = [reply.error for reply in replies if reply.error is not None]
     if not errors:
