@@ -41,6 +41,7 @@ from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._errors import with_hints
 from forebay.spark._log_sink import current_task
 from forebay.spark._options import WRITE, Options
+from forebay.spark._sink_columns import check_columns
 
 __all__ = ["BufferBatchWriter", "BufferSinkOptions", "BufferStreamWriter"]
 
@@ -65,7 +66,7 @@ class BufferSinkOptions:
     def parse(cls, options: Options, schema: StructType) -> BufferSinkOptions:
         """Check options and columns before anything runs."""
         options.check(WRITE["buffer"])
-        _check_columns(schema)
+        check_columns(schema, COLUMNS, of="a queue")
         codec = options.text("compression", "none").lower()
         if codec not in ("none", "zstd"):
             raise UsageError(f"compression is {codec!r}", hint="none or zstd")
@@ -80,22 +81,6 @@ class BufferSinkOptions:
             entry_extension=True,
         )
         return cls(options.deployment, config, options.given("writeId"), on_unknown)
-
-
-def _check_columns(schema: StructType) -> None:
-    if "value" not in schema.fieldNames():
-        raise UsageError("there is no column 'value'", hint="select(... as value): bytes or text")
-    for field in schema.fields:
-        kinds = COLUMNS.get(field.name)
-        if kinds is None:
-            raise UsageError(
-                f"a queue has no column {field.name!r}", hint=f"select only: {', '.join(COLUMNS)}"
-            )
-        if field.dataType.simpleString() not in kinds:
-            raise UsageError(
-                f"column {field.name!r} is {field.dataType.simpleString()}",
-                hint=f"it is {' or '.join(kinds)}",
-            )
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._errors import with_hints
 from forebay.spark._options import WRITE, Options
 from forebay.spark._routing import targets
+from forebay.spark._sink_columns import check_columns
 from forebay.spark._worker import settle
 
 __all__ = ["LogBatchWriter", "LogSinkOptions", "LogStreamWriter", "current_task"]
@@ -75,7 +76,9 @@ class LogSinkOptions:
     def parse(cls, options: Options, schema: StructType) -> LogSinkOptions:
         """Check options and columns before anything runs."""
         options.check(WRITE["log"])
-        _check_columns(schema, options.given("topic"))
+        check_columns(schema, COLUMNS, of="a sink")
+        if options.given("topic") is None and "topic" not in schema.fieldNames():
+            raise UsageError("no topic is named", hint='.option("topic", "orders"), or a column topic')
         codec = options.text("compression", "none").lower()
         if codec not in ("none", "zstd"):
             raise UsageError(f"compression is {codec!r}", hint="none or zstd")
@@ -86,25 +89,6 @@ class LogSinkOptions:
             cast("Codec", codec),
             options.given("writeId"),
         )
-
-
-def _check_columns(schema: StructType, topic: str | None) -> None:
-    names = [field.name for field in schema.fields]
-    if "value" not in names:
-        raise UsageError("there is no column 'value'", hint="select(... as value): bytes or text")
-    if topic is None and "topic" not in names:
-        raise UsageError("no topic is named", hint='.option("topic", "orders"), or a column topic')
-    for field in schema.fields:
-        kinds = COLUMNS.get(field.name)
-        if kinds is None:
-            raise UsageError(
-                f"a sink has no column {field.name!r}", hint=f"select only: {', '.join(COLUMNS)}"
-            )
-        if field.dataType.simpleString() not in kinds:
-            raise UsageError(
-                f"column {field.name!r} is {field.dataType.simpleString()}",
-                hint=f"it is {' or '.join(kinds)}",
-            )
 
 
 @dataclass(frozen=True)
