@@ -90,13 +90,13 @@ async def test_streams_of_every_form_within_the_limit_are_taken(compression: str
         assert [record["value"] for record in found] == values.to_pylist()
 
 
-def test_the_size_told_beforehand_is_the_size_that_is_read() -> None:
+@pytest.mark.parametrize("compression", ["zstd", "lz4", None])
+def test_the_size_told_beforehand_is_the_size_that_is_read(compression: str | None) -> None:
     table = pa.table({"value": pa.array([bytes(500)] * 300, pa.binary())})
-    stream = _stream(table, "zstd")
+    stream = _stream(table, compression)
     told = unpacked_bytes(stream, 1 << 40)
     read = sum(batch.nbytes for batch in pa.ipc.open_stream(stream))
     assert read <= told <= read + 1_024
-    assert unpacked_bytes(_stream(table), 1 << 40) == 0
 
 
 def test_spread_values_are_counted_once_for_each_record() -> None:
