@@ -57,7 +57,8 @@ def project() -> dict[str, Any]:
 
 def requirements() -> list[Requirement]:
     groups = [project()["project"]["dependencies"], *project()["project"]["optional-dependencies"].values()]
-    return [Requirement(each) for group in groups for each in group]
+    found = [Requirement(each) for group in groups for each in group]
+    return [each for each in found if each.name != "forebay"]  # An extra may bring another one along.
 
 
 def makefile_targets() -> set[str]:

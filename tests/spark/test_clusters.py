@@ -189,8 +189,8 @@ def test_a_declarative_pipeline_goes_on_where_it_ended(java: None, tmp_path: Pat
     data, project = tmp_path / "data", tmp_path / "orders"
     shutil.copytree(ROOT / "docs" / "how-to" / "spark-pipelines", project)
     specification = project / "spark-pipeline.yml"
-    text = specification.read_text().replace("file:///tmp/orders-pipeline", f"file://{tmp_path}/storage")
-    specification.write_text(text.replace("/tmp/orders-data", str(data)))
+    text = specification.read_text().replace("file:///var/lib/orders/pipeline", f"file://{tmp_path}/storage")
+    specification.write_text(text.replace("/var/lib/orders/data", str(data)))
     command = [str(Path(sys.executable).parent / "spark-pipelines"), "run"]
     for setting in ("spark.sql.catalogImplementation=hive", "spark.ui.enabled=false"):
         command += ["--conf", setting]

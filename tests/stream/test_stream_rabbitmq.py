@@ -124,12 +124,12 @@ class Client:
     async def available(self) -> None:
         """Wait until the stream has a leader: a broker takes connections before its streams are up."""
         from rstream import Producer
-        from rstream.exceptions import ServerError
+        from rstream.exceptions import LeaderNotAvailable, ServerError
 
         async with Producer(**self._parts()) as producer, asyncio.timeout(PATIENCE_S):
             client = await producer.default_client
             while True:
-                with contextlib.suppress(ServerError):
+                with contextlib.suppress(LeaderNotAvailable, ServerError):
                     await client.query_leader_and_replicas(STREAM)
                     return
                 await asyncio.sleep(0.05)
