@@ -45,6 +45,7 @@ __all__ = [
     "WriteResult",
     "children",
     "directory_of",
+    "foreign_session",
     "validate_directory",
     "validate_key",
     "validate_limit",
@@ -356,6 +357,13 @@ def validate_timeout_ms(timeout_ms: int) -> int:
             hint=f"take {SESSION_TIMEOUT_MS_MIN} to {SESSION_TIMEOUT_MS_MAX} ms",
         )
     return timeout_ms
+
+
+def foreign_session() -> UsageError:
+    """The error of a put whose session was opened elsewhere."""
+    return UsageError(
+        "the session belongs to another coordinator", hint="open it on the coordinator that writes"
+    )
 
 
 def validate_partition_key(partition_key: str | None) -> str | None:

@@ -16,7 +16,6 @@ from forebay.coordination._api import (
     SCAN_RECORDS_MAX,
     Coordinator,
     Operation,
-    Put,
     Record,
     Session,
     Watch,
@@ -29,7 +28,7 @@ from forebay.coordination._api import (
     validate_range,
     validate_timeout_ms,
 )
-from forebay.coordination._memory_state import MemoryState
+from forebay.coordination._memory_state import LeaseSession, MemoryState
 from forebay.errors import Closed, UsageError
 from forebay.kit.clock import Clock, SystemClock
 
@@ -64,7 +63,7 @@ class MemoryCoordinator(Coordinator):
     async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:
         """Apply many operations in one step."""
         validate_operations(operations)
-        session_ids = [self._session_id(operation) for operation in operations]
+        session_ids = [self.state.session_of(operation, MemorySession) for operation in operations]
         self._check_open()
         return self.state.write(operations, session_ids)
 
@@ -138,16 +137,6 @@ class MemoryCoordinator(Coordinator):
         self._check_open()
         return self.state.scan(start, end, limit, partition_key)
 
-    def _session_id(self, operation: Operation) -> int | None:
-        session = operation.session if isinstance(operation, Put) else None
-        if session is None:
-            return None
-        if not isinstance(session, MemorySession) or session.state is not self.state:
-            raise UsageError(
-                "the session belongs to another coordinator", hint="open it on the coordinator that writes"
-            )
-        return session.id
-
     def _check_lookup(self, key: str, partition_key: str | None) -> None:
         validate_key(key)
         validate_partition_key(partition_key)
@@ -164,7 +153,7 @@ class MemoryCoordinator(Coordinator):
         return [record.key for record in self._scan(start, end, limit, partition_key)]
 
 
-class MemorySession(Session):
+class MemorySession(LeaseSession):
     """A lease in memory."""
 
     def __init__(self, owner: MemoryCoordinator, timeout_ms: int) -> None:

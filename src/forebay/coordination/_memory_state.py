@@ -25,15 +25,17 @@ from forebay.coordination._api import (
     Operation,
     Put,
     Record,
+    Session,
     When,
     WriteResult,
     directory_of,
+    foreign_session,
 )
 from forebay.errors import ForebayError, PreconditionFailed, SessionExpired
 from forebay.kit.clock import Clock
 from forebay.kit.conditions import ABSENT, ANY
 
-__all__ = ["MemoryState"]
+__all__ = ["LeaseSession", "MemoryState"]
 
 
 class _Directory:
@@ -70,6 +72,12 @@ class _Lease:
     deadline: float
     keys: set[tuple[int, str]] = field(default_factory=set)
     """Shard and key of every ephemeral record."""
+
+
+class LeaseSession(Session):
+    """A session that is a lease of a `MemoryState`; how it is renewed is up to the tenant."""
+
+    state: MemoryState
 
 
 class MemoryState:
@@ -198,6 +206,18 @@ class MemoryState:
             if lease is not None:
                 lease.deadline = self.clock.monotonic() + lease.timeout_s
             return lease is not None
+
+    def session_of(self, operation: Operation, kind: type[LeaseSession]) -> int | None:
+        """Id of the session that an operation belongs to.
+
+        Raises `UsageError` where it is none of ours, or not of the kind that the tenant renews.
+        """
+        session = operation.session if isinstance(operation, Put) else None
+        if session is None:
+            return None
+        if not isinstance(session, kind) or session.state is not self:
+            raise foreign_session()
+        return session.id
 
     def session_alive(self, session_id: int) -> bool:
         """Whether the session still has time."""

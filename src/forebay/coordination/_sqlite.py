@@ -31,6 +31,7 @@ from forebay.coordination._api import (
     Watch,
     WriteResult,
     directory_of,
+    foreign_session,
     validate_directory,
     validate_key,
     validate_limit,
@@ -190,9 +191,7 @@ class SqliteCoordinator(Coordinator):
 
     def _session_id(self, session: Session) -> int:
         if not isinstance(session, SqliteSession) or not session.belongs_to(self._end_session):
-            raise UsageError(
-                "the session belongs to another coordinator", hint="open it on the coordinator that writes"
-            )
+            raise foreign_session()
         return session.id
 
     # -- watches

@@ -34,8 +34,8 @@ from forebay.coordination._api import (
     validate_range,
     validate_timeout_ms,
 )
-from forebay.coordination._memory_state import MemoryState
-from forebay.errors import Closed, ForebayError, OutcomeUnknown, UsageError
+from forebay.coordination._memory_state import LeaseSession, MemoryState
+from forebay.errors import Closed, ForebayError, OutcomeUnknown
 from forebay.kit.clock import Clock
 from forebay.testing.sim_link import Link
 
@@ -104,7 +104,7 @@ class SimCoordinator(Coordinator):
     async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:
         """One request per shard. A result may be `OutcomeUnknown` whether it was done or not."""
         validate_operations(operations)
-        session_ids = [self._session_id(operation) for operation in operations]
+        session_ids = [self.state.session_of(operation, SimSession) for operation in operations]
         self._check_open()
         groups: dict[int, list[int]] = {}
         for index, operation in enumerate(operations):
@@ -264,16 +264,6 @@ class SimCoordinator(Coordinator):
             return replace(operation, partition_key=self._shard_names[shard])
         return operation
 
-    def _session_id(self, operation: Operation) -> int | None:
-        session = operation.session if isinstance(operation, Put) else None
-        if session is None:
-            return None
-        if not isinstance(session, SimSession) or session.state is not self.state:
-            raise UsageError(
-                "the session belongs to another coordinator", hint="open it on the coordinator that writes"
-            )
-        return session.id
-
     def _check_lookup(self, key: str, partition_key: str | None) -> None:
         validate_key(key)
         validate_partition_key(partition_key)
@@ -293,7 +283,7 @@ class SimCoordinator(Coordinator):
         return [record.key for record in await self._scan("list", start, end, limit, partition_key)]
 
 
-class SimSession(Session):
+class SimSession(LeaseSession):
     """A lease that a task of its actor renews over the wire."""
 
     def __init__(self, owner: SimCoordinator, session_id: int, timeout_ms: int, sent_at: float) -> None:

@@ -29,6 +29,7 @@ from forebay.coordination._api import (
     Session,
     Watch,
     WriteResult,
+    foreign_session,
     validate_directory,
     validate_key,
     validate_limit,
@@ -220,10 +221,7 @@ class OxiaCoordinator(Coordinator):
                 continue
             owner = None if self._in_use is None else self._in_use.sessions
             if not isinstance(session, OxiaSession) or session.owner is not owner:
-                raise UsageError(
-                    "the session belongs to another coordinator",
-                    hint="open it on the coordinator that writes",
-                )
+                raise foreign_session()
 
     # -- sessions and watches
 
