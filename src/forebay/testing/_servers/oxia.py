@@ -9,17 +9,15 @@ hides keys without a word, so it is remembered here in a small file beside the d
 
 from __future__ import annotations
 
-import shutil
 import socket
 import tempfile
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from forebay.errors import UsageError
 from forebay.testing._servers.oxia_binary import oxia_binary
 from forebay.testing._servers.ports import free_ports
 from forebay.testing._servers.process import ServerProcess
+from forebay.testing._servers.server import Server
 
 __all__ = ["OxiaServer"]
 
@@ -27,7 +25,7 @@ START_TIMEOUT_S = 60.0
 """It takes a quarter of a second on a quiet machine; replaying a long log takes longer."""
 
 
-class OxiaServer:
+class OxiaServer(Server):
     """A context manager around one Oxia process. Restarts keep address and data.
 
     Without a directory it makes one of its own and removes it at the end. Raises `ServerUnavailable` where
@@ -52,16 +50,6 @@ class OxiaServer:
             leftovers=[self.directory] if self._own_directory else [],
         )
 
-    @property
-    def pid(self) -> int | None:
-        """The process id, or None while it does not run."""
-        return self._process.pid
-
-    @property
-    def output(self) -> Path:
-        """The file with everything the server printed."""
-        return self._process.output
-
     def url(self, namespace: str = "default", *, address: str | None = None) -> str:
         """What `open_coordinator` takes; `address` leads through a proxy."""
         return f"oxia://{address or self.address}/{namespace}"
@@ -74,41 +62,10 @@ class OxiaServer:
         """SIGTERM: an orderly end."""
         self._process.stop()
 
-    def kill(self) -> None:
-        """SIGKILL: the crash."""
-        self._process.kill()
-
     def restart(self) -> None:
         """`stop`, then `start`."""
         self.stop()
         self.start()
-
-    def pause(self) -> None:
-        """SIGSTOP: a server that hangs. `kill`, `stop` and the end of the context work all the same."""
-        self._process.pause()
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        self._process.resume()
-
-    def close(self) -> None:
-        """Kill the server and remove its directory if it was our own."""
-        self._process.kill()
-        if self._own_directory:
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _accepts(self) -> bool:
         try:

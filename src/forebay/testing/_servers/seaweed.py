@@ -19,13 +19,12 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from urllib.parse import quote, urlencode
 
 from forebay.testing._servers.errors import ServerUnavailable
 from forebay.testing._servers.ports import GRPC_OFFSET, free_ports
 from forebay.testing._servers.process import ServerProcess
+from forebay.testing._servers.server import Server
 from forebay.testing._servers.signing import put_object
 
 __all__ = ["SeaweedServer", "find_weed"]
@@ -46,7 +45,7 @@ def find_weed() -> Path | None:
     return Path(found) if found else None
 
 
-class SeaweedServer:
+class SeaweedServer(Server):
     """A context manager around one SeaweedFS process with one bucket. Restarts keep address and data.
 
     Raises `ServerUnavailable` where there is no `weed` program.
@@ -81,16 +80,6 @@ class SeaweedServer:
             leftovers=[*self._sockets, *([self.directory] if self._own_directory else [])],
         )
 
-    @property
-    def pid(self) -> int | None:
-        """The process id, or None while it does not run."""
-        return self._process.pid
-
-    @property
-    def output(self) -> Path:
-        """The file with everything the server printed."""
-        return self._process.output
-
     def url(self, prefix: str = "", *, endpoint: str | None = None) -> str:
         """What `open_store` takes, credentials included; `endpoint` leads through a proxy."""
         options = {
@@ -107,36 +96,9 @@ class SeaweedServer:
 
     def kill(self) -> None:
         """SIGKILL: the crash, and the only way to end it within a second."""
-        self._process.kill()
+        super().kill()
         for leftover in self._sockets:
             leftover.unlink(missing_ok=True)
-
-    def pause(self) -> None:
-        """SIGSTOP: a server that hangs."""
-        self._process.pause()
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        self._process.resume()
-
-    def close(self) -> None:
-        """Kill the server and remove its directory if it was our own."""
-        self.kill()
-        if self._own_directory:
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _command(self, program: Path) -> list[str]:
         master, volume, filer, s3 = self._ports
