@@ -16,8 +16,9 @@ from tests.log.writing import writer_of
 
 from forebay.coordination import MemoryCoordinator
 from forebay.errors import StorageDamaged, UsageError
-from forebay.formats import tail_file
+from forebay.formats import bytes_batch, tail_file
 from forebay.formats.bytes_batch import BytesBatch
+from forebay.formats.encoded_batch import EncodedBatch
 from forebay.kit.clock import SystemClock
 from forebay.kit.ids import IdSource
 from forebay.log import (
@@ -72,6 +73,18 @@ def make(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> Make:
         return FileTailCache(tmp_path / "tail", clock, IdSource(), TailCacheConfig(**config), log=LOG)
 
     return memory if request.param == "memory" else files
+
+
+def test_memory_is_counted_as_records_occupy_it_and_batches_become_columns_when_they_are_read() -> None:
+    cache = MemoryTailCache(SystemClock(), TailCacheConfig(bytes_max=250_000))
+    batches = [EncodedBatch(bytes_batch.encode([bytes(100_000)], codec="zstd"), 1) for _ in range(3)]
+    for number, batch in enumerate(batches, 1):
+        cache.committed("orders", 0, number, batch, 1_000)
+    assert 200_000 <= cache.bytes <= 250_000
+    assert read(cache, 1) is None
+    assert [batch._columns is None for batch in batches] == [True, True, True]
+    assert read(cache, 3) == [bytes(100_000)]
+    assert [batch._columns is None for batch in batches] == [True, True, False]
 
 
 def put(cache: TailCache, start: int, count: int, partition: int = 0) -> None:

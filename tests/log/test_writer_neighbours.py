@@ -16,6 +16,7 @@ from forebay.coordination import ABSENT, MemoryCoordinator, Operation, Put, Reco
 from forebay.errors import OutcomeUnknown
 from forebay.formats import bytes_batch, shared_blob
 from forebay.formats.bytes_batch import BytesBatch, Codec
+from forebay.formats.encoded_batch import EncodedBatch
 from forebay.kit.clock import SystemClock
 from forebay.kit.ids import IdSource
 from forebay.log import AppendGroup, AppendResult, LogWriter, UnknownTopic, WriterConfig
@@ -33,10 +34,14 @@ class _Heard(MemoryTailCache):
         self.heard: list[tuple[str, int, int, list[bytes], int]] = []
 
     def committed(
-        self, topic: str, partition: int, start_offset: int, batch: BytesBatch, time_ms: int
+        self, topic: str, partition: int, start_offset: int, batch: BytesBatch | EncodedBatch, time_ms: int
     ) -> None:
-        self.heard.append((topic, partition, start_offset, batch.records(), time_ms))
+        self.heard.append((topic, partition, start_offset, _columns(batch).records(), time_ms))
         super().committed(topic, partition, start_offset, batch, time_ms)
+
+
+def _columns(batch: BytesBatch | EncodedBatch) -> BytesBatch:
+    return batch if isinstance(batch, BytesBatch) else batch.columns()
 
 
 def _feeding(store: MemoryStore, coordinator: MemoryCoordinator, cache: MemoryTailCache) -> LogWriter:
@@ -72,8 +77,10 @@ async def test_the_tail_cache_hears_exactly_what_a_read_will_give(codec: Codec) 
     store, told = MemoryStore(), []
 
     class Kept(_Heard):
-        def committed(self, topic: str, partition: int, start: int, batch: BytesBatch, time_ms: int) -> None:
-            told.append(batch)
+        def committed(
+            self, topic: str, partition: int, start: int, batch: BytesBatch | EncodedBatch, time_ms: int
+        ) -> None:
+            told.append(_columns(batch))
 
     writer = LogWriter(
         store,

@@ -28,6 +28,7 @@ from forebay.broker._http import Gone
 from forebay.coordination import Coordinator
 from forebay.errors import ForebayError
 from forebay.formats.bytes_batch import BytesBatch
+from forebay.formats.encoded_batch import EncodedBatch
 from forebay.kit.clock import Clock
 from forebay.log import Fetched, LogReader, ReadRequest, TailCache
 from forebay.log._keys import PartitionKeys
@@ -50,7 +51,7 @@ class HeardTail(TailCache):
         self._earliest: dict[Place, int] = {}
 
     def committed(
-        self, topic: str, partition: int, start_offset: int, batch: BytesBatch, time_ms: int
+        self, topic: str, partition: int, start_offset: int, batch: BytesBatch | EncodedBatch, time_ms: int
     ) -> None:
         """As the cache inside."""
         self.inner.committed(topic, partition, start_offset, batch, time_ms)

@@ -17,7 +17,7 @@ from forebay.formats.bytes_batch import _CHECKSUM, _PREFIX, _unmasked
 __all__ = ["plain_bytes", "whole_checksum"]
 
 
-def plain_bytes(data: bytes) -> int:
+def plain_bytes(data: bytes | memoryview) -> int:
     """Bytes of the body before compression."""
     size: int = _PREFIX.unpack_from(data)[5]
     return size

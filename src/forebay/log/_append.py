@@ -18,6 +18,7 @@ import pyarrow as pa
 from forebay.errors import ForebayError, LimitExceeded, UsageError
 from forebay.formats.bytes_batch import BytesBatch, Headers
 from forebay.formats.bytes_batch_piece import Piece, piece_of_lists
+from forebay.formats.encoded_batch import EncodedBatch
 from forebay.formats.shared_blob import Slice
 from forebay.log._keys import PartitionKeys
 from forebay.log._numbers import WHOLE_MAX
@@ -139,7 +140,7 @@ class Unit(msgspec.Struct, eq=False):
     uri: str = ""
     uploaded_at: float = 0.0
     """When the upload began, on the monotonic clock."""
-    batch: BytesBatch | None = None
+    batch: EncodedBatch | None = None
     """The records of all groups as a read will give them; None where nobody wants to be told."""
     start_offset: int = 0
     """Once it is committed."""

@@ -28,8 +28,9 @@ from dataclasses import dataclass, field
 
 from forebay.errors import UsageError
 from forebay.formats.bytes_batch import BytesBatch
+from forebay.formats.encoded_batch import EncodedBatch
 from forebay.kit.clock import Clock
-from forebay.log._fetch import batch_bytes
+from forebay.log._fetch import ENTRY_OVERHEAD_BYTES, batch_bytes
 from forebay.log._fetched import Fetched, FetchedBatch, ReadRequest, fitting
 
 __all__ = ["MemoryTailCache", "TailCache", "TailCacheConfig"]
@@ -56,7 +57,7 @@ class TailCache(abc.ABC):
 
     @abc.abstractmethod
     def committed(
-        self, topic: str, partition: int, start_offset: int, batch: BytesBatch, time_ms: int
+        self, topic: str, partition: int, start_offset: int, batch: BytesBatch | EncodedBatch, time_ms: int
     ) -> None:
         """An append was committed. Called by a writer, after the commit."""
 
@@ -83,6 +84,34 @@ class TailCache(abc.ABC):
         """Return after the next append that this object is told of."""
 
 
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A batch as it was told of: most of them are never read."""
+
+    start_offset: int
+    batch: BytesBatch | EncodedBatch
+    time_ms: int
+    at: float
+    """When it arrived, monotonic."""
+
+    @property
+    def end_offset(self) -> int:
+        """Offset of its last record."""
+        return self.start_offset + len(self.batch) - 1
+
+    @property
+    def size(self) -> int:
+        """Bytes it occupies once it was read, about."""
+        if isinstance(self.batch, BytesBatch):
+            return batch_bytes(self.batch)
+        return ENTRY_OVERHEAD_BYTES + self.batch.plain_bytes
+
+    def fetched(self, topic: str, partition: int) -> FetchedBatch:
+        """For a reader."""
+        batch = self.batch if isinstance(self.batch, BytesBatch) else self.batch.columns()
+        return FetchedBatch(topic, partition, self.start_offset, batch, self.time_ms)
+
+
 @dataclass(slots=True)
 class _Tail:
     """What is known of one partition."""
@@ -93,8 +122,8 @@ class _Tail:
     """When `next` was last learnt, monotonic."""
     starts: list[int] = field(default_factory=list)
     """Sorted start offsets of the batches held."""
-    batches: dict[int, tuple[FetchedBatch, float]] = field(default_factory=dict)
-    """By start offset, with the time of arrival."""
+    batches: dict[int, _Held] = field(default_factory=dict)
+    """By start offset."""
 
 
 class MemoryTailCache(TailCache):
@@ -115,7 +144,7 @@ class MemoryTailCache(TailCache):
         return self._bytes
 
     def committed(
-        self, topic: str, partition: int, start_offset: int, batch: BytesBatch, time_ms: int
+        self, topic: str, partition: int, start_offset: int, batch: BytesBatch | EncodedBatch, time_ms: int
     ) -> None:
         """Keep the batch, drop what is too old or too much, wake who waits."""
         now = self._clock.monotonic()
@@ -123,12 +152,12 @@ class MemoryTailCache(TailCache):
         end = start_offset + len(batch)
         if end > tail.next:
             tail.next, tail.next_at = end, now
-        size = batch_bytes(batch)
+        held = _Held(start_offset, batch, time_ms, now)
+        size = held.size
         fits = size <= self._config.bytes_max and start_offset >= tail.earliest
         if fits and start_offset not in tail.batches:
-            fetched = FetchedBatch(topic, partition, start_offset, batch, time_ms)
             insort(tail.starts, start_offset)
-            tail.batches[start_offset] = (fetched, now)
+            tail.batches[start_offset] = held
             self._sizes[topic, partition, start_offset] = size
             self._bytes += size
         self._evict(now)
@@ -143,7 +172,7 @@ class MemoryTailCache(TailCache):
         if tail is None or request.offset < tail.earliest:
             return None
         now = self._clock.monotonic()
-        batches = self._contiguous(tail, request.offset, bytes_max, now)
+        batches = self._contiguous(tail, request, bytes_max, now)
         if not batches:
             trusted = (now - tail.next_at) * 1000 < self._config.empty_trust_ms
             if request.offset != tail.next or not trusted:
@@ -154,14 +183,18 @@ class MemoryTailCache(TailCache):
             request.topic, request.partition, kept, next_offset, tail.earliest, tail.next, from_cache=True
         )
 
-    def _contiguous(self, tail: _Tail, offset: int, bytes_max: int, now: float) -> list[FetchedBatch]:
+    def _contiguous(
+        self, tail: _Tail, request: ReadRequest, bytes_max: int, now: float
+    ) -> list[FetchedBatch]:
         found: list[FetchedBatch] = []
+        offset = request.offset
         place = bisect_right(tail.starts, offset) - 1
         while 0 <= place < len(tail.starts) and bytes_max > 0:
-            batch, at = tail.batches[tail.starts[place]]
-            fresh = (now - at) * 1000 < self._config.age_max_ms
-            if not fresh or not batch.start_offset <= offset <= batch.end_offset:
+            held = tail.batches[tail.starts[place]]
+            fresh = (now - held.at) * 1000 < self._config.age_max_ms
+            if not fresh or not held.start_offset <= offset <= held.end_offset:
                 break
+            batch = held.fetched(request.topic, request.partition)
             part = batch.part(offset, batch.end_offset - offset + 1)
             found.append(part)
             bytes_max -= int(part.batch.values.nbytes)
@@ -189,7 +222,7 @@ class MemoryTailCache(TailCache):
         if earliest > tail.earliest:
             tail.earliest = earliest
             for start in tail.starts[: bisect_right(tail.starts, earliest)]:
-                if tail.batches[start][0].end_offset < earliest:
+                if tail.batches[start].end_offset < earliest:
                     self._drop((topic, partition, start))
 
     def forget(self, topic: str, partition: int | None = None) -> None:
@@ -213,7 +246,7 @@ class MemoryTailCache(TailCache):
         while self._sizes:
             oldest = next(iter(self._sizes))
             topic, partition, start = oldest
-            _, at = self._tails[topic, partition].batches[start]
+            at = self._tails[topic, partition].batches[start].at
             if self._bytes <= self._config.bytes_max and (now - at) * 1000 < self._config.age_max_ms:
                 return
             self._drop(oldest)

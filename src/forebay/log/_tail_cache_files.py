@@ -33,6 +33,7 @@ from typing import Final
 from forebay.errors import FormatError, UsageError
 from forebay.formats import tail_file
 from forebay.formats.bytes_batch import BytesBatch
+from forebay.formats.encoded_batch import EncodedBatch
 from forebay.formats.tail_file import TailHeader
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
@@ -93,7 +94,7 @@ class FileTailCache(TailCache):
     # -- writing
 
     def committed(
-        self, topic: str, partition: int, start_offset: int, batch: BytesBatch, time_ms: int
+        self, topic: str, partition: int, start_offset: int, batch: BytesBatch | EncodedBatch, time_ms: int
     ) -> None:
         """Put a file. A cache that cannot be written is no reason to fail an append that was committed."""
         header = TailHeader(
@@ -104,7 +105,7 @@ class FileTailCache(TailCache):
             time_ms=time_ms,
         )
         with contextlib.suppress(OSError, FormatError):
-            data = tail_file.encode(header, batch)
+            data = tail_file.encode(header, batch if isinstance(batch, BytesBatch) else batch.columns())
             if _on_disk(len(data)) > self._config.bytes_max:
                 return
             folder = self._folder(topic, partition)

@@ -22,6 +22,7 @@ from forebay.formats import bytes_batch, shared_blob
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.formats.bytes_batch_join import merge
 from forebay.formats.bytes_batch_piece import piece_of
+from forebay.formats.encoded_batch import EncodedBatch
 from forebay.kit.retry import retry
 from forebay.log._append import (
     FLUSH_BYTES_MAX,
@@ -167,11 +168,11 @@ class Uploader:
         )
 
 
-def _read_back(blob: bytes, where: shared_blob.Slice) -> BytesBatch:
+def _read_back(blob: bytes, where: shared_blob.Slice) -> EncodedBatch:
     """What the log will give for a slice. It is read back, not kept: exactly this is what a cache serves."""
     view = memoryview(blob)[where.body_offset : where.body_offset + where.body_length]
     # A view keeps the whole object in memory for as long as any slice of it is cached.
-    return bytes_batch.read_back(view if len(blob) <= VIEWED_BYTES_MAX else bytes(view))
+    return EncodedBatch(view if len(blob) <= VIEWED_BYTES_MAX else bytes(view), where.msg_count)
 
 
 def _usage(error: Exception) -> ForebayError:

@@ -1,0 +1,38 @@
+"""A `bytes-batch-v1` that was encoded in here a moment ago, made into columns only where somebody reads it.
+
+Whoever keeps what was written for readers that may never come keeps this: a view of the bytes. Making arrays
+of them costs as much for a batch that nobody reads as for one that a hundred do.
+"""
+
+from __future__ import annotations
+
+from forebay.formats.batch_facts import plain_bytes
+from forebay.formats.bytes_batch import BytesBatch, read_back
+
+__all__ = ["EncodedBatch"]
+
+
+class EncodedBatch:
+    """The bytes of a batch, and its columns from the first time they are asked for."""
+
+    __slots__ = ("_columns", "_count", "_data")
+
+    def __init__(self, data: bytes | memoryview, count: int) -> None:
+        """`data` must be sound: it is not checked again."""
+        self._data = data
+        self._count = count
+        self._columns: BytesBatch | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of its body once it is not compressed: about what its columns occupy."""
+        return plain_bytes(self._data)
+
+    def columns(self) -> BytesBatch:
+        """The columns, as a reader of the log gets them."""
+        if self._columns is None:
+            self._columns = read_back(self._data)
+        return self._columns
