@@ -91,6 +91,7 @@ async def test_min_bytes_of_zero_never_waits() -> None:
 async def test_thousand_idle_long_polls_send_no_request() -> None:
     async with serving() as (broker, client):
         await client.produce("t", 0, ["a"])
+        await broker.engines.writer.materialize_idle(idle_ms=0)  # Else it does so a second later, in between.
         wires = [await poll(client, 2) for _ in range(1_000)]
         await waiting(broker, 1_000)
         await asyncio.sleep(0.1)  # The follower has looked once; whatever else there would be has begun.

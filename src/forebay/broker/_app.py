@@ -64,6 +64,7 @@ class App(Refuser):
     async def __call__(self, request: Request) -> Response:
         """Answer a request. Never raises."""
         began = self._clock.monotonic()
+        self._received.inc(len(request.body))
         request.request_id = self._name(request.headers.get("x-request-id", ""))
         self._working += 1
         route: Route | None = None
@@ -111,7 +112,6 @@ class App(Refuser):
                 self._series[key] = series
         series[0].inc()
         series[1].observe(seconds)
-        self._received.inc(len(request.body))
         self._sent.inc(len(response.body))
 
     def refused(self, status: int, kind: str, message: str, hint: str) -> Response:

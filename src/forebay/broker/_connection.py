@@ -45,6 +45,9 @@ class Host(Protocol):
 
     limits: HttpLimits
     stopping: bool
+    inbox: memoryview
+    """Where bytes of any connection arrive. They are parsed, and what is kept is copied, before the next ones
+    are asked for."""
 
     def opened(self, connection: Connection) -> bool:
         """Note a new connection; whether there is room for it."""
@@ -88,7 +91,7 @@ class _Exchange:
         self.streaming = False
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """The protocol of one connection."""
 
     def __init__(self, host: Host, handler: Handler) -> None:
@@ -128,12 +131,16 @@ class Connection(asyncio.Protocol):
         if not self._host.opened(self):
             self._refuse(503, "TooManyConnections", "too many connections are open", "try again later")
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go: a place that all connections share, since none leaves anything there."""
+        return self._host.inbox
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Parse what came."""
         if self._refusing:
             return
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._host.inbox[:nbytes])
         except httptools.HttpParserUpgrade:
             # Nothing here can be upgraded to: the request is answered as it is, what follows it is unread.
             self._refusing = self._unread = True

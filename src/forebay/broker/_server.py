@@ -24,6 +24,8 @@ __all__ = ["HttpServer", "Refuser"]
 SWEEP_S = 1.0
 """Seconds between two looks for connections that are overdue; less where a timeout is shorter."""
 BACKLOG = 1_024
+INBOX_BYTES = 256 * 1024
+"""Bytes that are taken from a socket at a time."""
 
 
 class Refuser:
@@ -40,6 +42,7 @@ class HttpServer:
     def __init__(self, handler: Handler, refuser: Refuser, *, clock: Clock, limits: HttpLimits) -> None:
         self.limits = limits
         self.stopping = False
+        self.inbox = memoryview(bytearray(INBOX_BYTES))
         self.connections: set[Connection] = set()
         self.body_bytes = 0
         """Bytes of bodies that have come and are not answered."""
