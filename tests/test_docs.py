@@ -40,6 +40,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 LIMITS_PAGE = ROOT / "docs" / "limits.md"
 TABLE_BEGIN, TABLE_END = "<!-- limits: begin -->\n", "<!-- limits: end -->\n"
 COMMAND_SECONDS_MAX = 120
+PAGE_SECONDS_MAX = 280
 COMMON_OPTIONS = {"--output", "-o", "--color", "--no-color", "--debug", "--help", "-h"}
 
 
@@ -145,6 +146,24 @@ class PageRunner:
             assert done.returncode == 0, f"{where}: {command!r} ended with {done.returncode}\n{done.stderr}"
 
 
+def run_apart(page: Path, directory: Path) -> None:
+    """Run a page in a process of its own: a process has one Spark, and other tests of this one may use it."""
+    script = (
+        "import sys; from pathlib import Path; from tests.test_docs import PageRunner;"
+        "PageRunner(Path(sys.argv[1]), Path.cwd()).run()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(page)],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PAGE_SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def _line(error: Exception, page: Path, block: Block) -> int:
     """The line of the page where `error` passed through it."""
     if isinstance(error, SyntaxError):
@@ -163,6 +182,9 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
         monkeypatch.delenv(name)
+    if "forebay.spark.session(" in page.read_text():
+        run_apart(page, tmp_path)
+        return
     try:
         PageRunner(page, tmp_path).run()
     except AssertionError as error:

@@ -24,16 +24,16 @@ def compact_and_die_once(
 ) -> CompactedPartition:
     """Dies by SIGKILL right after the compacted object was stored, at the first attempt."""
     mark = Path(marks, f"{which[0]}-{which[1]}")
-    put = LocalStore.put
+    put_parts = LocalStore.put_parts
 
     async def deadly(self: LocalStore, key: str, *given: Any) -> str:
-        version = await put(self, key, *given)
+        version = await put_parts(self, key, *given)
         if "/compacted/" in key:
             die_once(mark)
         return version
 
-    LocalStore.put = deadly  # type: ignore[assignment, method-assign]
+    LocalStore.put_parts = deadly  # type: ignore[assignment, method-assign]
     try:
         return compact_partition(place, config, which)
     finally:
-        LocalStore.put = put  # type: ignore[method-assign]
+        LocalStore.put_parts = put_parts  # type: ignore[method-assign]
