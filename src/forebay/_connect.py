@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +42,8 @@ class Parts:
     ids: IdSource
     randomness: random.Random
     metrics: MetricsRegistry
+    name: str = ""
+    """Who writes, as `forebay log explain` shows it beside a record."""
 
     async def close(self) -> None:
         """Close both ends, the second also where the first fails."""
@@ -57,7 +60,8 @@ def open_parts(location: Location, coordinator: Location | None) -> Parts:
     ids = IdSource(clock)
     keys = _open_coordinator(location) if coordinator is None else open_coordinator(coordinator)
     store = open_store(location, clock=clock, ids=ids)
-    return Parts(store, keys, clock, ids, random.SystemRandom(), MetricsRegistry())
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    return Parts(store, keys, clock, ids, random.SystemRandom(), MetricsRegistry(), name)
 
 
 def _open_coordinator(location: Location) -> Coordinator:

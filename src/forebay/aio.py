@@ -248,6 +248,7 @@ class _Open:
             randomness=parts.randomness,
             config=writer_config,
             metrics=parts.metrics,
+            name=parts.name,
         )
         self.trimmer = Trimmer(parts.coordinator, clock=parts.clock, randomness=parts.randomness)
         self.groups = Groups(

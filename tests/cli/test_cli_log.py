@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -164,6 +166,15 @@ def test_explain_names_object_range_batch_writer_and_time(forebay: Run, data: Pa
     assert b"1 again" in piece and piece.startswith(b"FBB1")
     text = forebay("log", "explain", "orders", 1, 4, "--data", data).out
     assert "offsets 3 to 4, 2 records" in text and "filler" in text
+
+
+def test_explain_names_the_process_that_wrote_through_connect(forebay: Run, tmp_path: Path) -> None:
+    with bay_of(tmp_path) as bay:
+        bay.topics.create("orders", partitions=1)
+        with bay.producer() as out:
+            out.send("orders", [b"one"]).result(timeout=30)
+    found = forebay("log", "explain", "orders", 0, 1, "--data", tmp_path, "-o", "json").document
+    assert found["writer"] == f"{socket.gethostname()}:{os.getpid()}"
 
 
 def test_explain_of_what_is_not_there_says_what_is(forebay: Run, data: Path) -> None:

@@ -92,7 +92,12 @@ class Clients:
         """A writer to a deployment's log."""
         parts = self.parts(store, coordinator)
         return LogWriter(
-            parts.store, parts.coordinator, clock=parts.clock, ids=parts.ids, randomness=parts.randomness
+            parts.store,
+            parts.coordinator,
+            clock=parts.clock,
+            ids=parts.ids,
+            randomness=parts.randomness,
+            name=parts.name,
         )
 
     def close(self) -> None:
