@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -51,20 +53,51 @@ def test_a_compiled_packer_and_the_join_agree() -> None:
     assert packer(many()) == record_block._join(many(), b"")
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 767, 769, 5_000])
+@pytest.mark.parametrize("size", [0, 1, 100, 5_000, 200_000])
 @pytest.mark.parametrize("outliers", [0, 1])
-def test_blocks_of_many_pieces_are_the_same_bytes(size: int, outliers: int) -> None:
-    """A sample decides how they are packed. Records that it misses change the speed, not the bytes."""
+def test_large_blocks_are_the_same_bytes(size: int, outliers: int) -> None:
     records = [random.Random(size).randbytes(size)] * (2_000_000 // (size + 4))
     records[3 : 3 + outliers] = [b"x" * 100_000] * outliers
-    assert record_block.encode(records, b"end") == plain(records) + b"end"
+    assert record_block.encode(records, b"the end") == plain(records) + b"the end"
 
 
-@pytest.mark.parametrize("count", [500, 1_500, 30_000, 60_000])
-def test_blocks_of_any_size_are_the_same_bytes(count: int) -> None:
-    """In one piece, in a buffer that grows, and in one that got its room at once."""
-    records = [bytes([number % 251]) * (number % 90) for number in range(count)]
-    assert record_block.encode(records, b"tail") == plain(records) + b"tail"
+@pytest.mark.parametrize("tail_bytes", range(12))
+def test_a_tail_of_any_length_stands_behind_the_block(tail_bytes: int) -> None:
+    """One shorter than a length leaves the packer no room to make for it."""
+    records, tail = many(100), b"footer bytes"[:tail_bytes]
+    assert record_block.encode(records, tail) == plain(records) + tail
+
+
+def test_the_callers_list_stays_as_it_is() -> None:
+    records = many(100)
+    record_block.encode(records, b"1234567")
+    assert records == many(100)
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_whatever_has_bytes_is_a_record(count: int) -> None:
+    """With a compiled packer, which takes nothing but `bytes`, and without."""
+    records = many(count)
+    others: list[Any] = [bytearray(record) for record in records]
+    texts: list[Any] = ["text"] * count
+    assert record_block.encode(others, b"1234567") == plain(records) + b"1234567"
+    with pytest.raises(TypeError):
+        record_block.encode(texts)
+
+
+def test_the_tail_costs_no_second_copy_of_the_block() -> None:
+    """Memory is counted, not time: packing and tail together never hold two blocks."""
+    if load_packer() is None:
+        pytest.skip("no compiled packer is installed")
+    records = [bytes(1_000)] * 4_000
+    record_block.encode(records, b"1234567")
+    tracemalloc.start()
+    try:
+        data = record_block.encode(records, b"1234567")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.1 * len(data)
 
 
 def test_slices_and_chunks_of_arrow_arrays_are_encoded_as_what_they_show() -> None:

@@ -14,14 +14,15 @@ The page costs about a tenth of a millisecond whatever its size, so small blocks
 reader checks every length against the end of the page but accepts bytes after the last record, so sizes are
 added up afterwards. Where either objects, the block is walked in Python to say where it is wrong.
 
-Encoding small records takes a compiled packer where one is installed (see `_packer`). A block is packed piece
-by piece into one buffer: memory that was never touched costs more than the copy, and a piece reuses that of
-the one before. Packing it whole and copying it behind its tail needs two blocks at once, which malloc, by
-where its limits happen to stand, gives back and faults in again for every block: ten times the cost.
+Encoding takes a compiled packer where one is installed (see `_packer`). It makes the block in one go, and
+what stands behind the block must not cost a second one: two blocks at once are what malloc, by where its
+limits happen to stand, gives back and faults in again every time, at ten times the cost. So the packer is
+handed one record more, as long as leaves room for the tail, and the tail is then written over it. `BytesIO`
+does that without a copy: it takes over a `bytes` that nobody else holds, and gives the same object back.
 
-Large records, and all of them without a packer, are joined. Records of equal length, which is what most
-producers send, are one `join` with the length as the separator; others are one `join` over headers and
-records in turn. Arrow arrays are joined by Arrow.
+Without a packer records are joined. Records of equal length, which is what most producers send, are one
+`join` with the length as the separator; others are one `join` over headers and records in turn. Arrow arrays
+are joined by Arrow.
 """
 
 from __future__ import annotations
@@ -51,23 +52,12 @@ LENGTH_BYTES: Final = 4
 """Bytes of the length before each record."""
 RECORD_BYTES_MAX: Final = (1 << 32) - 1
 """Longest record that a length can name."""
-PACKER_RECORDS_MIN: Final = 16
-"""Records from which on a compiled packer is asked."""
-PACKER_MEAN_BYTES_MAX: Final = 768
-"""Mean size of records, as sampled, up to which it is: the time of larger ones is all copying."""
-ONE_PIECE_BYTES_MAX: Final = 64 * 1024
-"""Size of a block, as estimated, up to which it is packed in one go and copied once more for its tail."""
-GROWN_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Size of a block, as estimated, up to which its buffer grows with it; a larger one gets its room at once."""
-PIECE_BYTES: Final = 32 * 1024
-"""Bytes that the packer packs at a time, about: what stays in the cache and below what malloc maps anew."""
 PAGE_RECORDS_MIN: Final = 400
 """Records from which on the Parquet page is faster than a loop."""
 PAGE_BYTES_MAX: Final = (1 << 31) - 1024
 """Largest block that fits into one page: sizes there are signed 32-bit numbers."""
 
 _LENGTH: Final = struct.Struct("<I")
-_SAMPLES: Final = 8
 _WHAT: Final = "record block"
 
 
@@ -85,38 +75,25 @@ def encode(records: Sequence[bytes] | pa.BinaryArray, tail: bytes = b"") -> byte
         return _encode_arrow(records, tail)
     if not records:
         return tail
-    packer = load_packer() if len(records) >= PACKER_RECORDS_MIN else None
-    sample = records[:: len(records) // _SAMPLES + 1]
-    mean = LENGTH_BYTES + sum(map(len, sample)) // len(sample)
-    if packer is None or mean > PACKER_MEAN_BYTES_MAX:
+    packer = load_packer()
+    if packer is None:
         return _join(records, tail)
-    whole = records if isinstance(records, list) else list(records)
-    if mean * len(records) <= ONE_PIECE_BYTES_MAX:
-        return _checked(packer(whole), whole) + tail
-    return _pack_pieces(packer, whole, tail, mean)
+    try:
+        return _pack(packer, records, tail)
+    except TypeError:  # It takes `bytes` only; a join takes whatever has bytes.
+        return _join(records, tail)
 
 
-def _pack_pieces(packer: Packer, records: list[bytes], tail: bytes, mean: int) -> bytes:
-    out = io.BytesIO()
-    room = mean * len(records) + len(tail)
-    if room > GROWN_BYTES_MAX:
-        out.seek(room)
-        out.write(b"\0")  # Makes room at once: growing by and by may copy what is there many times.
-        out.seek(0)
-    step = PIECE_BYTES // mean
-    for start in range(0, len(records), step):
-        piece = records[start : start + step]
-        out.write(_checked(packer(piece), piece))
-    out.write(tail)
-    out.truncate()
-    return out.getvalue()
-
-
-def _checked(packed: bytes, records: list[bytes]) -> bytes:
-    """The packer would cut the length of a longer record without a word."""
-    if len(packed) > RECORD_BYTES_MAX:
+def _pack(packer: Packer, records: Sequence[bytes], tail: bytes) -> bytes:
+    spare = len(tail) - LENGTH_BYTES
+    room = [bytes(spare)] if spare >= 0 else []
+    out = io.BytesIO(packer([*records, *room]))
+    end = out.seek(0, io.SEEK_END) - (len(tail) if room else 0)
+    if end > RECORD_BYTES_MAX:  # The packer would cut the length of a longer record without a word.
         _check_lengths(max(map(len, records)))
-    return packed
+    out.seek(end)
+    out.write(tail)
+    return out.getvalue()
 
 
 def _join(records: Sequence[bytes], tail: bytes) -> bytes:
