@@ -19,6 +19,7 @@ from forebay.storage._api import (
 from forebay.storage._local import LocalStore
 from forebay.storage._memory import MemoryStore
 from forebay.storage._open import open_store
+from forebay.storage._source import PIECE_BYTES, Source, SourceFailed
 
 if typing.TYPE_CHECKING:
     from forebay.storage._bucket import BucketStore
@@ -26,6 +27,7 @@ if typing.TYPE_CHECKING:
 __all__ = [
     "ABSENT",
     "ANY",
+    "PIECE_BYTES",
     "BucketMissing",
     "BucketStore",
     "DeleteResult",
@@ -35,6 +37,8 @@ __all__ = [
     "MemoryStore",
     "ObjectInfo",
     "ObjectStore",
+    "Source",
+    "SourceFailed",
     "StoredObject",
     "open_store",
 ]

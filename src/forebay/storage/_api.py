@@ -25,6 +25,7 @@ from typing import Self, TypeAlias
 
 from forebay.errors import ForebayError, InvalidKey, InvalidUrl, NotDone, UsageError
 from forebay.kit.conditions import ANY, Condition
+from forebay.storage._source import Source, whole
 
 __all__ = [
     "BucketMissing",
@@ -142,6 +143,15 @@ class ObjectStore(abc.ABC):
     async def put_parts(self, key: str, parts: Sequence[bytes | memoryview], when: When = ANY) -> str:
         """`put` of the parts as one object, in order. Nobody may change them until it returns."""
         return await self.put(key, b"".join(parts), when)
+
+    async def put_source(self, key: str, source: Source, when: When = ANY) -> str:
+        """`put` of a body that is read from `source`, again from its beginning where a try is repeated.
+
+        Stores that can hand it on piece by piece and never hold it. What the source raises is raised, and
+        then nothing was stored. Such an object bears no mark of its writer: where a reply was lost and the
+        very same bytes lie there, that counts as done, whoever wrote them.
+        """
+        return await self.put(key, whole(key, source), when)
 
     @abc.abstractmethod
     async def get(self, key: str) -> StoredObject:

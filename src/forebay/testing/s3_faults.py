@@ -218,7 +218,8 @@ class S3FaultServer:
 
     def _is_allowed(self, request: Request) -> bool:
         given = re.search(r"Credential=([^/]+)/", request.headers.get("authorization", ""))
-        return given is not None and given.group(1) == self.access_key
+        key = given.group(1) if given else request.query.get("X-Amz-Credential", "").partition("/")[0]
+        return key == self.access_key
 
     def _take(self, request: Request) -> Fault | None:
         for scripted in self._script:
@@ -292,7 +293,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(self.command, self.path, headers, self._read_body(headers))
+        body = self._read_body(headers)
+        if body is None:
+            self.close_connection = True  # The client broke off: what has come is no request.
+            return
+        request = Request(self.command, self.path, headers, body)
         response, fault = self.server.owner.handle(request)
         if fault is not None and fault.delay_ms:
             self.server.stopping.wait(fault.delay_ms / 1000)
@@ -301,11 +306,13 @@ class _Handler(BaseHTTPRequestHandler):
     # The names are http.server's.
     do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = _serve  # noqa: N815
 
-    def _read_body(self, headers: dict[str, str]) -> bytes:
+    def _read_body(self, headers: dict[str, str]) -> bytes | None:
         size = int(headers.get("content-length", 0))
         if size > BODY_BYTES_MAX:
             raise LimitExceeded("request body", limit=BODY_BYTES_MAX, actual=size)
         body = self.rfile.read(size)
+        if len(body) < size:
+            return None
         if headers.get("x-amz-content-sha256", "").startswith("STREAMING-"):
             return _without_chunk_frames(body)
         return body

@@ -31,10 +31,31 @@ from forebay.errors import (
 )
 from forebay.storage._api import BucketMissing
 
-__all__ = ["CLIENT_ERRORS", "Failure"]
+__all__ = ["CLIENT_ERRORS", "Answered", "Failure", "NotThisWay", "Refused", "UploadFailed"]
 
-CLIENT_ERRORS = (BaseError, OSError, ValueError, NotImplementedError)
-"""Everything obstore raises."""
+
+class Answered(Exception):
+    """Another answer than 2xx to a request that we sent ourselves."""
+
+
+class Refused(Answered):
+    """Of these the one that says: the condition does not hold."""
+
+
+class NotThisWay(Answered):
+    """We cannot send it ourselves, or are answered as the client may not be: let that try."""
+
+
+class UploadFailed(Exception):
+    """A request that we sent ourselves failed; what is known of it, in the words used for the client's."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure.error))
+        self.failure = failure
+
+
+CLIENT_ERRORS = (BaseError, OSError, ValueError, NotImplementedError, UploadFailed)
+"""Everything that obstore and our own uploads raise."""
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})|status: (\d{3}),")
 _CODE = re.compile(r"<Code>(\w{1,80})</Code>")
@@ -62,23 +83,42 @@ class Failure:
     @classmethod
     def of(cls, error: Exception) -> Failure:
         """Read what obstore raised."""
+        if isinstance(error, UploadFailed):
+            return error.failure
         text = str(error)
         status = _STATUS.search(text)
-        code = _CODE.search(text)
         no_credentials = any(f"http://{host}/" in text for host in _METADATA_SERVICES)
         return cls(
             error,
             int(status[1] or status[2]) if status else None,
-            code[1] if code else "",
+            cls.code_in(text),
             no_credentials or "kind: Connect," in text,
             no_credentials,
             "incorrectly configured region" in text,
         )
 
+    @classmethod
+    def answered(cls, error: Answered, status: int | None = None, code: str = "") -> Failure:
+        """An answer to a request of our own."""
+        return cls(error, status, code, never_sent=False, no_credentials=False, wrong_region=False)
+
+    @classmethod
+    def unanswered(cls, error: Exception, *, never_sent: bool) -> Failure:
+        """A request of our own without an answer."""
+        return cls(error, None, "", never_sent=never_sent, no_credentials=False, wrong_region=False)
+
+    @staticmethod
+    def code_in(text: str) -> str:
+        """The server's own word in what it answered."""
+        code = _CODE.search(text)
+        return code[1] if code else ""
+
     @property
     def is_refusal(self) -> bool:
         """The server says that the condition does not hold, and nothing else can be meant."""
-        if self.is_missing_bucket or not isinstance(self.error, AlreadyExistsError | PreconditionError):
+        if self.is_missing_bucket or not isinstance(
+            self.error, AlreadyExistsError | PreconditionError | Refused
+        ):
             return False
         # AWS answers 404 to If-Match on a key that is not there.
         return self.status in (404, 412)
@@ -100,8 +140,10 @@ class Failure:
             return self.no_credentials
         if self.status is None:
             return self.wrong_region or isinstance(
-                self.error, ValueError | NotImplementedError | NotSupportedError
+                self.error, ValueError | NotImplementedError | NotSupportedError | NotThisWay
             )
+        if isinstance(self.error, NotThisWay):
+            return True
         return 400 <= self.status < 500 and self.status not in _RETRYABLE_4XX
 
     def explained(self, operation: str, key: str, shown_url: str) -> ForebayError:

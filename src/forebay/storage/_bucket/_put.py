@@ -11,7 +11,8 @@ metadata, and after anything but a clear answer we look:
 
 A 412 to a first try is a clear answer. A 409 is a refusal that leaves the key open (AWS sends it while
 another conditional write is under way). Where a store does not keep metadata, equal content counts as ours:
-the contract asks for unique bodies in conditional writes.
+the contract asks for unique bodies in conditional writes. So it does for a body that came from a source:
+streamed, it has no token, see `_upload`.
 
 One case stays: a create whose reply was lost and whose object somebody deleted before we looked is sent again
 and takes effect twice. Nothing that lies in the bucket tells it from a create that never arrived.
@@ -19,9 +20,11 @@ and takes effect twice. Nothing that lies in the bucket tells it from a create t
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import random
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from forebay.errors import ForebayError, NotFound, OutcomeUnknown, PreconditionFailed
@@ -29,10 +32,12 @@ from forebay.kit.clock import Clock
 from forebay.kit.conditions import ABSENT, ANY
 from forebay.kit.ids import IdSource
 from forebay.kit.retry import RetryPolicy
-from forebay.storage._api import StoredObject, When
-from forebay.storage._bucket._failure import CLIENT_ERRORS, Failure
+from forebay.storage._api import ObjectStore, StoredObject, When
+from forebay.storage._bucket._failure import CLIENT_ERRORS, Failure, NotThisWay
 from forebay.storage._bucket._patience import Patience
+from forebay.storage._bucket._upload import Upload, can_stream
 from forebay.storage._bucket._url import BucketUrl, Clients
+from forebay.storage._source import PIECE_BYTES, Room, Source, pieces_of, whole
 
 __all__ = ["TOKEN_ATTRIBUTE", "Writer"]
 
@@ -42,11 +47,21 @@ TOKEN_ATTRIBUTE = "forebaytoken"
 """Metadata name of the token. Azure takes letters and digits only."""
 MULTIPART_BYTES = 8 * 1024 * 1024
 """From this size on an unconditional put goes up in parts of this size. S3 takes parts from 5 MiB on."""
+STREAMED_BYTES_MIN = 4 * 1024 * 1024
+"""From this size on a source is sent piece by piece; a smaller body is held in memory."""
+UPLOADS_MAX = 16
+"""Sources that a store sends piece by piece at once; more wait their turn."""
+SOURCE_BYTES_MAX = 128 * 1024 * 1024
+"""Bytes that a store holds of sources which it cannot send piece by piece. A longer one is held alone."""
 
 
 class _Verdict(enum.Enum):
     OPEN = enum.auto()
     MOVED = enum.auto()
+
+
+class _OtherWay(Exception):
+    """Nothing was stored, and the client may do better with the body in memory."""
 
 
 class Writer:
@@ -61,6 +76,7 @@ class Writer:
         ids: IdSource,
         randomness: random.Random,
         read_back: Callable[[str, bool], Awaitable[tuple[StoredObject, str | None]]],
+        reads: ObjectStore,
     ) -> None:
         self._url = url
         self._clients = clients
@@ -70,37 +86,123 @@ class Writer:
         self._random = randomness
         self._read_back = read_back
         """Version, token and, if asked for, data of what lies under a key; one attempt."""
+        self._reads = reads
+        self._room = Room(SOURCE_BYTES_MAX)
+        self._threads: ThreadPoolExecutor | None = None
 
     async def put(self, key: str, data: bytes, when: When) -> str:
         """Store `data` if `when` holds; the new version."""
         token = self._ids.token()
         if when is not ANY:
-            return await self._put_conditionally(key, data, when, token)
+            return await self._put_conditionally(
+                key,
+                when,
+                lambda: self._send(key, data, token, self._mode(when)),
+                lambda: self._look(key, data, when, token),
+            )
         if len(data) > MULTIPART_BYTES:
             return await self._put_in_parts(key, data, token)
         return await self.repeat("writing", key, lambda: self._send(key, data, token, "overwrite"))
 
-    async def _put_conditionally(self, key: str, data: bytes, when: When, token: str) -> str:
+    async def put_source(self, key: str, source: Source, when: When) -> str:
+        """Store what `source` gives if `when` holds; the new version."""
+        if source.size < STREAMED_BYTES_MIN or not can_stream(self._url):
+            return await self._put_held(key, source, when)
+
+        def send() -> Awaitable[str]:
+            return self._upload(key, source, when)
+
+        try:
+            if when is ANY:
+                return await self.repeat("writing", key, send)
+            return await self._put_conditionally(
+                key, when, send, lambda: self._look_for_content(key, source, when)
+            )
+        except _OtherWay:
+            return await self._put_held(key, source, when)
+
+    async def _put_held(self, key: str, source: Source, when: When) -> str:
+        async with self._room.hold(source.size):
+            return await self.put(key, await asyncio.to_thread(whole, key, source), when)
+
+    async def _upload(self, key: str, source: Source, when: When) -> str:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(UPLOADS_MAX, thread_name_prefix="forebay-upload")
+        upload = Upload(self._clients.once, key, source, when)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, upload.run)
+        except asyncio.CancelledError:
+            upload.stop()
+            raise
+
+    def close(self) -> None:
+        """Let go of the threads once they are done."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    async def _put_conditionally(
+        self,
+        key: str,
+        when: When,
+        send: Callable[[], Awaitable[str]],
+        look: Callable[[], Awaitable[str | _Verdict]],
+    ) -> str:
         patience = Patience(self._policy, self._clock, self._random)
         doubtful = False
         while True:
             try:
-                return await self._send(key, data, token, self._mode(when))
+                return await send()
             except CLIENT_ERRORS as error:
                 failure = Failure.of(error)
-            if failure.is_refusal and not doubtful:
-                raise PreconditionFailed(key, expected=when) from failure.error
-            if failure.is_certain and not failure.is_refusal and not failure.is_conflict:
-                raise self._given_up("writing", key, failure, doubtful) from failure.error
+            except ForebayError as error:
+                raise self._source_failed(key, error, doubtful) from error
+            self._raise_clear_answer(key, when, failure, doubtful)
             if not failure.never_sent:
                 doubtful = doubtful or not (failure.is_conflict or failure.is_refusal)
-                verdict = await self._look(key, data, when, token)
+                verdict = await look()
                 if isinstance(verdict, str):
                     return verdict
                 if verdict is _Verdict.MOVED:
                     raise self._moved(key, when, failure, doubtful) from failure.error
             if not await patience.another():
                 raise self._given_up("writing", key, failure, doubtful) from failure.error
+
+    def _raise_clear_answer(self, key: str, when: When, failure: Failure, doubtful: bool) -> None:
+        """Raise where there is nothing to look for, and trying again would change nothing."""
+        if failure.is_refusal and not doubtful:
+            raise PreconditionFailed(key, expected=when) from failure.error
+        if isinstance(failure.error, NotThisWay) and not doubtful:
+            raise _OtherWay from failure.error
+        if failure.is_certain and not failure.is_refusal and not failure.is_conflict:
+            raise self._given_up("writing", key, failure, doubtful) from failure.error
+
+    async def _look_for_content(self, key: str, source: Source, when: When) -> str | _Verdict:
+        """`_look` for what bears no token: whoever put these very bytes there, they are there."""
+        try:
+            found, token = await self._read_back(key, False)
+            if found.version != when and token is None and await self._holds(key, found.version, source):
+                return found.version
+        except NotFound:
+            return _Verdict.OPEN if when is ABSENT else _Verdict.MOVED
+        except ForebayError:
+            return _Verdict.OPEN
+        return _Verdict.OPEN if found.version == when else _Verdict.MOVED
+
+    async def _holds(self, key: str, version: str, source: Source) -> bool:
+        """Whether exactly the bytes of `source` lie under `key`, compared piece by piece."""
+        if (await self._reads.head(key)).size != source.size:
+            return False
+        pieces, at = pieces_of(key, source), 0
+        try:
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                for first in range(0, len(piece), PIECE_BYTES):
+                    part = memoryview(piece)[first : first + PIECE_BYTES]
+                    if await self._reads.get_range(key, at, len(part)) != part:
+                        return False
+                    at += len(part)
+        finally:
+            await asyncio.to_thread(pieces.close)
+        return (await self._reads.head(key)).version == version
 
     async def _look(self, key: str, data: bytes, when: When, token: str) -> str | _Verdict:
         """Our version if our write lies there, else what that means."""
@@ -127,6 +229,10 @@ class Writer:
                 return await request()
             except CLIENT_ERRORS as error:
                 failure = Failure.of(error)
+            except ForebayError as error:
+                raise self._source_failed(key, error, doubtful) from error
+            if isinstance(failure.error, NotThisWay):
+                raise _OtherWay from failure.error
             doubtful = doubtful or not (failure.never_sent or failure.is_certain)
             if failure.is_certain or not await patience.another():
                 raise self._given_up(operation, key, failure, doubtful) from failure.error
@@ -163,11 +269,18 @@ class Writer:
     def _version(self, result: dict[str, Any]) -> str:
         return str(result["version" if self._url.versions_are_generations else "e_tag"])
 
+    def _writing(self, key: str) -> str:
+        return f"writing {key!r} in {self._url.shown}"
+
+    def _source_failed(self, key: str, error: ForebayError, doubtful: bool) -> ForebayError:
+        """A source failed now; it may not have when it was sent before."""
+        return OutcomeUnknown(self._writing(key), reason=error.message) if doubtful else error
+
     def _moved(self, key: str, when: When, failure: Failure, doubtful: bool) -> ForebayError:
         if not doubtful:
             return PreconditionFailed(key, expected=when)
         return OutcomeUnknown(
-            f"writing {key!r} in {self._url.shown}",
+            self._writing(key),
             reason=f"{_said(failure)}, and by now another write lies there",
             hint="read it and look for what you wrote, or for what was built on it",
         )

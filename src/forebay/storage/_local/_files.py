@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from forebay.errors import ForebayError, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
 from forebay.kit.conditions import ABSENT, ANY, Condition
@@ -29,8 +30,12 @@ from forebay.storage._api import DeleteResult, KeyConflict, ObjectInfo, When
 from forebay.storage._local._directories import RACES_MAX, Directories
 from forebay.storage._local._errors import EFFECT_UNKNOWN, from_os_error, reported
 from forebay.storage._local._locks import Held, Stripes
+from forebay.storage._source import Source, pieces_of
 
-__all__ = ["NOT_THERE", "READ_FLAGS", "LocalFiles", "OpenObject", "Turn"]
+__all__ = ["NOT_THERE", "READ_FLAGS", "Body", "LocalFiles", "OpenObject", "Turn"]
+
+Body: TypeAlias = Sequence[bytes | memoryview] | Source
+"""What becomes an object: parts in memory, or what is read while it is written."""
 
 VERSION_ATTRIBUTE = "user.forebay.version"
 FOREIGN = "foreign"
@@ -39,9 +44,9 @@ FOREIGN = "foreign"
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """How an object is opened for reading."""
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
+"""What opening a key raises under which there is no object."""
 PARTS_PER_WRITE = 1024
 """Buffers that the kernel takes in one call."""
-"""What opening a key raises under which there is no object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,9 @@ class Turn:
         """Whether others were first, so that the key may have changed since its reader read it."""
         return self._held.waited
 
-    def put(self, parts: Sequence[bytes | memoryview], when: When) -> str:
+    def put(self, body: Body, when: When) -> str:
         """Replace the object durably if `when` holds; the new version."""
-        return self._files.replace(self._key, parts, when, self._held)
+        return self._files.replace(self._key, body, when, self._held)
 
 
 class LocalFiles:
@@ -114,13 +119,13 @@ class LocalFiles:
         with reported(f"writing {key!r}"), self._stripes.locked(key) as held:
             yield Turn(self, key, held)
 
-    def replace(self, key: str, parts: Sequence[bytes | memoryview], when: When, held: Held) -> str:
+    def replace(self, key: str, body: Body, when: When, held: Held) -> str:
         """Replace the object durably if `when` holds; the new version."""
         found = self._found(key, when)
         if when is not ANY and when != found:
             raise PreconditionFailed(key, expected=when, actual=found)
         version = self._new_version()
-        self._write_and_rename(key, held.temps + version, parts, version)
+        self._write_and_rename(key, held.temps + version, body, version)
         return version
 
     def delete(self, keys: Sequence[str]) -> list[DeleteResult]:
@@ -170,16 +175,14 @@ class LocalFiles:
                 raise KeyConflict(key, "it is a directory of other keys") from None
             raise
 
-    def _write_and_rename(
-        self, key: str, temp: str, parts: Sequence[bytes | memoryview], version: str
-    ) -> None:
+    def _write_and_rename(self, key: str, temp: str, body: Body, version: str) -> None:
         directory, _, name = key.rpartition("/")
         try:
             try:
-                _write_durably(temp, parts, version)
+                _write_durably(key, temp, body, version)
             except FileNotFoundError:
                 self._stripes.make_temps()
-                _write_durably(temp, parts, version)
+                _write_durably(key, temp, body, version)
             self._rename(key, temp, directory, name)
         except BaseException:
             with suppress(OSError):
@@ -262,13 +265,18 @@ def _is_object(name: str, descriptor: int) -> bool:
         return False
 
 
-def _write_durably(temp: str, parts: Sequence[bytes | memoryview], version: str) -> None:
+def _write_durably(key: str, temp: str, body: Body, version: str) -> None:
     descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         # First, so that a file system without attributes is found out before the data is on its way.
         os.setxattr(descriptor, VERSION_ATTRIBUTE, version.encode())
-        for first in range(0, len(parts), PARTS_PER_WRITE):
-            _write_all(descriptor, parts[first : first + PARTS_PER_WRITE])
+        if isinstance(body, Source):
+            # Through our memory and not by copy_file_range: a source has checked exactly these bytes.
+            for piece in pieces_of(key, body):
+                _write_rest(descriptor, memoryview(piece))
+        else:
+            for first in range(0, len(body), PARTS_PER_WRITE):
+                _write_all(descriptor, body[first : first + PARTS_PER_WRITE])
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -279,7 +287,10 @@ def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
     if written == sum([len(part) for part in parts]):
         return
     # One part, or a write that was cut short: by a full disk, mostly, which the next one names.
-    rest = memoryview(b"".join(parts))[written:]
+    _write_rest(descriptor, memoryview(b"".join(parts))[written:])
+
+
+def _write_rest(descriptor: int, rest: memoryview) -> None:
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 

@@ -47,6 +47,7 @@ from forebay.storage._local._reads import (
 )
 from forebay.storage._local._walk import walk
 from forebay.storage._local._writers import Writers
+from forebay.storage._source import Source
 
 __all__ = ["LocalStore"]
 
@@ -104,6 +105,13 @@ class LocalStore(ObjectStore):
         validate_when(when)
         self._check()
         return await self._puts.put(key, parts, when)
+
+    async def put_source(self, key: str, source: Source, when: When = ANY) -> str:
+        """Each piece is written as it comes; what is half-written has no name yet."""
+        validate_key(key)
+        validate_when(when)
+        self._check()
+        return await self._puts.put(key, source, when)
 
     async def get(self, key: str) -> StoredObject:
         """Data and version of one inode."""

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from forebay.errors import PreconditionFailed
 from forebay.kit.second_tries import SECOND_TRY_S, SecondTries
 from forebay.storage._api import When
-from forebay.storage._local._files import LocalFiles, Turn
+from forebay.storage._local._files import Body, LocalFiles, Turn
 
 __all__ = ["Writers"]
 
@@ -27,8 +26,8 @@ __all__ = ["Writers"]
 class _Put:
     """One call of `put`, from the loop to a thread and back."""
 
-    def __init__(self, parts: Sequence[bytes | memoryview], when: When) -> None:
-        self._parts = parts
+    def __init__(self, body: Body, when: When) -> None:
+        self._body = body
         self.when = when
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[str] = self._loop.create_future()
@@ -38,7 +37,7 @@ class _Put:
     def attempt(self, turn: Turn) -> None:
         """Do it. A cancelled call is left alone: nothing of it was begun."""
         if not self.future.cancelled():
-            self._version = turn.put(self._parts, self.when)
+            self._version = turn.put(self._body, self.when)
 
     def answer(self) -> None:
         """Tell the caller. The loop may be gone with all who waited on it."""
@@ -90,9 +89,9 @@ class Writers:
         self._kept: dict[str, _KeptTurn] = {}
         self._second_tries = SecondTries()
 
-    async def put(self, key: str, parts: Sequence[bytes | memoryview], when: When) -> str:
+    async def put(self, key: str, body: Body, when: When) -> str:
         """Replace the object durably if `when` holds; the new version."""
-        put = _Put(parts, when)
+        put = _Put(body, when)
         kept = self._kept.pop(key, None)
         if kept is None or not kept.take(put):
             self._pool.submit(self._serve, key, put)

@@ -7,6 +7,7 @@ in byte order, the ETag is the MD5 of the body.
 
 from __future__ import annotations
 
+import base64
 import datetime
 import hashlib
 import re
@@ -127,6 +128,9 @@ class S3Objects:
             return refusal(412, "PreconditionFailed", "If-Match")
         if "if-none-match" in request.headers and current is not None:
             return refusal(412, "PreconditionFailed", "If-None-Match")
+        digest = base64.b64encode(hashlib.md5(request.body, usedforsecurity=False).digest()).decode()
+        if request.headers.get("content-md5", digest) != digest:
+            return refusal(400, "BadDigest", request.key)
         metadata = {name: value for name, value in request.headers.items() if name.startswith(META)}
         return Response(200, headers={"ETag": self.put(request.key, request.body, metadata).etag})
 
