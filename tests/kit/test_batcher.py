@@ -85,6 +85,50 @@ async def test_an_item_is_answered_with_its_own_result_after_the_commit() -> Non
     await batcher.close()
 
 
+async def test_whoever_wants_to_be_told_is_told_once_in_the_step_of_the_answer() -> None:
+    engine = Engine(hold_commits=True)
+    batcher = engine.batcher(batch_items=3)
+    told: list[str | Exception] = []
+    batcher.add_told("a", 1, told.append)
+    ticket = batcher.add_nowait("b", 1)
+    batcher.add_told("c", 1, told.append)
+    await settle()
+    assert told == [] and not ticket.done()
+    engine.commit_gates[0].set_result(None)
+    await settle()
+    assert told == ["durable a", "durable c"] and ticket.result() == "durable b"
+    assert batcher.pending_items == 0
+
+
+async def test_whoever_is_told_learns_of_failures_and_of_a_lack_of_room() -> None:
+    engine = Engine(hold_uploads=True)
+    batcher = engine.batcher(batch_items=1, pending_items_max=1)
+    told: list[str | Exception] = []
+    batcher.add_told("bad upload", 1, told.append)
+    with pytest.raises(Backpressure):
+        batcher.add_told("b", 1, told.append)
+    await settle()
+    engine.upload_gates[0].set_result(None)
+    await settle()
+    assert [type(answer) for answer in told] == [Unavailable]
+    with pytest.raises(Unavailable):
+        await batcher.flush()
+
+
+async def test_one_that_cannot_be_told_does_not_disturb_the_others() -> None:
+    engine = Engine()
+    batcher = engine.batcher(batch_items=2)
+
+    def fails(answer: str | Exception) -> None:
+        raise RuntimeError("nobody home")
+
+    batcher.add_told("a", 1, fails)
+    ticket = batcher.add_nowait("b", 1)
+    assert await ticket == "durable b"
+    await batcher.flush()
+    assert batcher.pending_items == batcher.pending_bytes == 0
+
+
 async def test_an_item_that_would_pass_the_side_bound_begins_a_new_batch() -> None:
     engine = Engine()
     batcher = engine.batcher(batch_side_bytes=10)

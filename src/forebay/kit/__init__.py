@@ -1,6 +1,6 @@
 """What every engine needs once: time, identity, retry, batching, limits, metrics, background services."""
 
-from forebay.kit.batcher import Batcher, BatcherConfig, BatcherStats, Outcome, Ticket
+from forebay.kit.batcher import Batcher, BatcherConfig, BatcherStats, Outcome, Tell, Ticket
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.conditions import ABSENT, ANY, Condition
 from forebay.kit.ids import ULID_LENGTH, IdSource, ulid_time_ms
@@ -66,6 +66,7 @@ __all__ = [
     "Service",
     "ServiceGroup",
     "SystemClock",
+    "Tell",
     "Ticket",
     "as_json",
     "format_bytes",

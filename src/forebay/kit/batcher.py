@@ -4,9 +4,9 @@
             by bytes, count,         several     waits     one at a time, in the order
             age, flush, pressure     at once     its turn  of closing, many per commit
 
-A caller adds an item and gets a ticket, a future that is answered when the item is durable. What "upload" and
-"commit" mean is the engine's: an object per batch and one conditional write for all batches that are ready,
-say. Invariants, whatever fails:
+A caller adds an item and gets a ticket, a future that is answered when the item is durable, or names a
+function that is told so. What "upload" and "commit" mean is the engine's: an object per batch and one
+conditional write for all batches that are ready, say. Invariants, whatever fails:
 
 * Every accepted item is answered exactly once, and with success only after its commit returned.
 * Batches are committed in the order they were closed, items keep the order they were added.
@@ -26,6 +26,7 @@ the batcher only promises to call it for one group at a time.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from typing import Any, Generic, Self, TypeAlias, TypeVar
 from forebay.errors import Backpressure, Closed, LimitExceeded, OutcomeUnknown, UsageError
 from forebay.kit.clock import Clock
 
-__all__ = ["Batcher", "BatcherConfig", "BatcherStats", "Outcome", "Ticket"]
+__all__ = ["Batcher", "BatcherConfig", "BatcherStats", "Outcome", "Tell", "Ticket"]
 
 Item = TypeVar("Item")
 Uploaded = TypeVar("Uploaded")
@@ -43,9 +44,13 @@ Result = TypeVar("Result")
 
 Ticket: TypeAlias = asyncio.Future[Result]
 """Answered with the item's result once it is durable, or with what went wrong."""
+Tell: TypeAlias = Callable[[Result | Exception], None]
+"""Called once with the item's result, or with what went wrong, in the step that answers its batch. What it
+raises is logged and goes no further."""
 Outcome: TypeAlias = Exception | Sequence[Result | Exception]
 """What a commit says of one batch: an error for all of its items, or one answer per item."""
 
+_log = logging.getLogger(__name__)
 _TIMER_GRACE_S = 0.001
 """How late the timer of an open batch may be before `add` does its work: a busy loop runs it late."""
 
@@ -108,7 +113,7 @@ class BatcherStats:
 @dataclass(slots=True, eq=False)
 class _Batch(Generic[Item, Uploaded, Result]):
     items: list[Item]
-    tickets: list[Ticket[Result]]
+    tickets: list[Ticket[Result] | Tell[Result]]
     size_bytes: int
     side_bytes: int = 0
     opened_at: float = 0.0
@@ -185,14 +190,32 @@ class Batcher(Generic[Item, Uploaded, Result]):
         self._check(size_bytes)
         if self._must_wait(size_bytes):
             await self._wait_for_room(size_bytes)
-            ticket = self._accept(item, size_bytes, side_bytes)
+            ticket = self._ticket()
+            self._accept(item, size_bytes, side_bytes, ticket)
             self._release(0, 0)  # whoever came meanwhile stood in line behind this item
             return ticket
         self._reserve(size_bytes)
-        return self._accept(item, size_bytes, side_bytes)
+        ticket = self._ticket()
+        self._accept(item, size_bytes, side_bytes, ticket)
+        return ticket
 
     def add_nowait(self, item: Item, size_bytes: int, side_bytes: int = 0) -> Ticket[Result]:
         """Accept an item, or raise `Backpressure` if there is no room now."""
+        self._reserve_now(size_bytes)
+        ticket = self._ticket()
+        self._accept(item, size_bytes, side_bytes, ticket)
+        return ticket
+
+    def add_told(self, item: Item, size_bytes: int, tell: Tell[Result]) -> None:
+        """As `add_nowait`, for callers whose answer needs no task to wait for it: `tell` gets it."""
+        self._reserve_now(size_bytes)
+        self._accept(item, size_bytes, 0, tell)
+
+    @staticmethod
+    def _ticket() -> Ticket[Result]:
+        return asyncio.get_running_loop().create_future()
+
+    def _reserve_now(self, size_bytes: int) -> None:
         self._check(size_bytes)
         if self._must_wait(size_bytes):
             self._press()
@@ -201,7 +224,6 @@ class Batcher(Generic[Item, Uploaded, Result]):
                 hint="wait for earlier writes, or raise pending_items_max or pending_bytes_max",
             )
         self._reserve(size_bytes)
-        return self._accept(item, size_bytes, side_bytes)
 
     def _check(self, size_bytes: int) -> None:
         if self._closed:
@@ -257,19 +279,20 @@ class Batcher(Generic[Item, Uploaded, Result]):
             self._release(1, size_bytes)
             raise _closed_while_waiting()
 
-    def _accept(self, item: Item, size_bytes: int, side_bytes: int) -> Ticket[Result]:
+    def _accept(
+        self, item: Item, size_bytes: int, side_bytes: int, ticket: Ticket[Result] | Tell[Result]
+    ) -> None:
         if self._open.items and self._clock.monotonic() >= self._open_deadline + _TIMER_GRACE_S:
             self._close_when_slot_is_free("age")
         if side_bytes and 0 < self._config.batch_side_bytes < self._open.side_bytes + side_bytes:
             self._close_open("side bytes")
         batch = self._open
-        loop = asyncio.get_running_loop()
         if not batch.items:
             age_s = self._config.age_ms / 1000
             batch.opened_at = self._clock.monotonic()
             self._open_deadline = batch.opened_at + age_s
+            loop = asyncio.get_running_loop()
             self._timer = loop.call_later(age_s, self._close_when_slot_is_free, "age")
-        ticket: Ticket[Result] = loop.create_future()
         batch.items.append(item)
         batch.tickets.append(ticket)
         batch.size_bytes += size_bytes
@@ -278,7 +301,6 @@ class Batcher(Generic[Item, Uploaded, Result]):
             self._close_open("bytes")
         elif len(batch.items) >= self._config.batch_items:
             self._close_open("items")
-        return ticket
 
     # -- closing and uploading
 
@@ -384,18 +406,14 @@ class Batcher(Generic[Item, Uploaded, Result]):
             answers = outcome
         for ticket, answer in zip(batch.tickets, answers, strict=True):
             if isinstance(answer, Exception):
-                self._answer_failed(ticket, answer)
-            elif not ticket.done():
-                ticket.set_result(answer)
+                self.stats.items_failed += 1
+                self._failure = self._failure or answer
+            if isinstance(ticket, asyncio.Future):
+                _settle(ticket, answer)
+            else:
+                _tell(ticket, answer)
         self._release(len(batch.items), batch.size_bytes)
         self._unanswered.pop(batch).set_result(None)
-
-    def _answer_failed(self, ticket: Ticket[Result], error: Exception) -> None:
-        self.stats.items_failed += 1
-        self._failure = self._failure or error
-        if not ticket.done():
-            ticket.set_exception(error)
-            ticket.exception()  # marks it as seen: flush and close report it to whoever dropped the ticket
 
     # -- flushing and closing
 
@@ -453,6 +471,23 @@ class Batcher(Generic[Item, Uploaded, Result]):
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _settle(ticket: Ticket[Result], answer: Result | Exception) -> None:
+    if ticket.done():
+        return
+    if isinstance(answer, Exception):
+        ticket.set_exception(answer)
+        ticket.exception()  # marks it as seen: flush and close report it to whoever dropped the ticket
+    else:
+        ticket.set_result(answer)
+
+
+def _tell(tell: Tell[Result], answer: Result | Exception) -> None:
+    try:
+        tell(answer)
+    except Exception:  # The others of its batch are answered all the same.
+        _log.exception("an answer could not be told")
 
 
 def _closed_while_waiting() -> Closed:

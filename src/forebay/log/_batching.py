@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from forebay.errors import Backpressure, LimitExceeded, UsageError
-from forebay.kit.batcher import Batcher, BatcherConfig, BatcherStats, Outcome, Ticket
+from forebay.kit.batcher import Batcher, BatcherConfig, BatcherStats, Outcome, Tell, Ticket
 from forebay.kit.clock import Clock
 from forebay.kit.periodic import PeriodicService
 from forebay.log._append import FLUSH_BYTES_MAX, GROUPS_PER_CALL_MAX, AppendGroup, AppendResult
@@ -117,6 +117,18 @@ class BatchingProducer:
         sizes = [group.size_bytes for group in groups]
         self._check_room(len(sizes), sum(sizes))
         return [add(group, size) for group, size in zip(groups, sizes, strict=True)]
+
+    def append_told(self, groups: Sequence[AppendGroup], tells: Sequence[Tell[AppendResult]]) -> None:
+        """As `append_nowait`, with a function per group that is told its result, or what went wrong."""
+        add = self._batcher.add_told
+        if len(groups) == 1:
+            add(groups[0], groups[0].size_bytes, tells[0])
+            return
+        _check(groups)
+        sizes = [group.size_bytes for group in groups]
+        self._check_room(len(sizes), sum(sizes))
+        for group, size, tell in zip(groups, sizes, tells, strict=True):
+            add(group, size, tell)
 
     def _check_room(self, groups: int, size_bytes: int) -> None:
         batcher, config = self._batcher, self._config
