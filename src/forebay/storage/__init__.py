@@ -19,7 +19,7 @@ from forebay.storage._api import (
 from forebay.storage._local import LocalStore
 from forebay.storage._memory import MemoryStore
 from forebay.storage._open import open_store
-from forebay.storage._source import PIECE_BYTES, Source, SourceFailed
+from forebay.storage._source import Source, SourceFailed
 
 if typing.TYPE_CHECKING:
     from forebay.storage._bucket import BucketStore
@@ -27,7 +27,6 @@ if typing.TYPE_CHECKING:
 __all__ = [
     "ABSENT",
     "ANY",
-    "PIECE_BYTES",
     "BucketMissing",
     "BucketStore",
     "DeleteResult",

@@ -18,7 +18,7 @@ import collections
 import io
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, suppress
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from forebay.errors import NotDone
 
@@ -45,6 +45,8 @@ class Source(abc.ABC):
 
     size: int
     """Bytes of all pieces together."""
+    piece_bytes: ClassVar[int] = PIECE_BYTES
+    """Bytes that a piece should have."""
 
     @abc.abstractmethod
     def pieces(self) -> Iterator[Piece]:
