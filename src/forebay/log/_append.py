@@ -134,6 +134,8 @@ class Unit(msgspec.Struct, eq=False):
     """Place of each group's answer in `answers`."""
     count: int = 0
     """Records of all groups."""
+    idempotent: bool = False
+    """Whether any of them has a producer id."""
     append_id: str = ""
     slice: Slice | None = None
     """None: to be uploaded."""
@@ -152,6 +154,8 @@ class Unit(msgspec.Struct, eq=False):
         self.groups.append(group)
         self.places.append(place)
         self.count += len(group.batch)
+        if group.producer_id is not None:
+            self.idempotent = True
 
     def succeed(self, start_offset: int, uri: str, time_ms: int) -> None:
         """Answer every group: the unit was committed from this offset on, at this time."""

@@ -109,11 +109,19 @@ class Committer:
         proposals = [propose(one, now_ms, self._writer) for one in ready]
         results = await self._send(proposals)
         created: list[Proposal] = []
+        committed: list[Unit] = []
         now = self._clock.monotonic()
         for proposal, result in zip(proposals, results, strict=True):
-            self._conclude(proposal, result, now)
-            if proposal.one.done and proposal.state.control is None:
+            if result.error is not None:
+                self._refused(proposal, result.error)
+                continue
+            self._committed(proposal, result.version, now)
+            # A new partition is told of once its topic is confirmed.
+            if proposal.state.control is None:
                 created.append(proposal)
+            else:
+                committed.append(proposal.one.unit)
+        self._tell(committed)
         if created:
             await self._confirm(created)
 
@@ -158,7 +166,7 @@ class Committer:
             state.committed_at = self._clock.monotonic()
             self._cache.put(state)
             one.done = True
-            self._tell(one.unit)
+            self._tell([one.unit])
         elif verdict is Verdict.UNKNOWN:
             one.done = True
         else:
@@ -243,12 +251,9 @@ class Committer:
             found.append(results[last])
         return found
 
-    def _conclude(self, proposal: Proposal, result: WriteResult, now: float) -> None:
-        one, error = proposal.one, result.error
+    def _refused(self, proposal: Proposal, error: ForebayError) -> None:
+        one = proposal.one
         one.attempts += 1
-        if error is None:
-            self._committed(proposal, result.version, now)
-            return
         one.failure = error
         if isinstance(error, PreconditionFailed):
             self._metrics.conflicts.inc()
@@ -262,33 +267,26 @@ class Committer:
             self._fail(one, error)
 
     def _committed(self, proposal: Proposal, version: int | None, now: float) -> None:
-        pending, unit = proposal.control.pending, proposal.one.unit
+        control, unit = proposal.control, proposal.one.unit
+        pending = control.pending
         assert pending is not None
-        self._cache.put(
-            PartitionState(
-                unit.keys,
-                proposal.state.names,
-                proposal.control,
-                version,
-                pending.created_at_ms,
-                committed_at=now,
-            )
-        )
-        unit.succeed(pending.start_offset, pending.data_key, pending.created_at_ms)
+        created_at_ms = pending.created_at_ms
+        self._cache.put(PartitionState(unit.keys, control, version, created_at_ms, committed_at=now))
+        unit.succeed(pending.start_offset, pending.data_key, created_at_ms)
         proposal.one.done = True
-        # A new partition is told of once its topic is confirmed.
-        if proposal.state.control is not None:
-            self._tell(unit)
 
-    def _tell(self, unit: Unit) -> None:
-        """An append is committed: to whom it may concern."""
-        assert unit.slice is not None
-        self._metrics.appended(unit.slice.body_length)
-        if self._tail_cache is not None and unit.batch is not None:
-            keys = unit.keys
-            self._tail_cache.committed(
-                keys.topic, keys.partition, unit.start_offset, unit.batch, unit.time_ms
-            )
+    def _tell(self, units: Sequence[Unit]) -> None:
+        """Appends are committed: to whom it may concern."""
+        # Counted once per flush: a counter has a lock.
+        self._metrics.appended(sum([unit.slice.body_length for unit in units if unit.slice is not None]))
+        if self._tail_cache is None:
+            return
+        for unit in units:
+            if unit.batch is not None:
+                keys = unit.keys
+                self._tail_cache.committed(
+                    keys.topic, keys.partition, unit.start_offset, unit.batch, unit.time_ms
+                )
 
     async def _confirm(self, created: Sequence[Proposal]) -> None:
         """See that the topics of new partitions were not deleted in between.
@@ -315,7 +313,7 @@ class Committer:
                 before = proposal.state.topic
                 assert before is not None
                 if first_offset in (None, before.first_offset):
-                    self._tell(proposal.one.unit)
+                    self._tell([proposal.one.unit])
                 else:
                     await self._take_back(proposal)
 
@@ -325,7 +323,7 @@ class Committer:
         state = self._cache.get(keys)
         assert state is not None and state.version is not None
         self._metrics.coordination_requests["write"].inc()
-        delete = Delete(state.names.control, state.version, partition_key=state.names.home)
+        delete = Delete(keys.control, state.version, partition_key=keys.partition_key)
         [result] = await self._coordinator.write([delete])
         self._cache.forget(keys)
         if result.error is None:
@@ -333,7 +331,7 @@ class Committer:
         elif isinstance(result.error, OutcomeUnknown):
             one.unit.fail(OutcomeUnknown(f"append to {keys}", reason="its topic was deleted meanwhile"))
         else:
-            self._tell(one.unit)
+            self._tell([one.unit])
 
     # -- ends
 

@@ -25,7 +25,7 @@ escaped.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.coordination import children
@@ -69,10 +69,17 @@ _TOPIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class PartitionKeys:
-    """The keys of one partition."""
+    """The keys of one partition. Those that every commit needs are put together once."""
 
     topic: str
     partition: int
+    partition_key: str = field(init=False, compare=False, repr=False)
+    """What keeps the partition's keys on one shard."""
+    root: str = field(init=False, compare=False, repr=False)
+    """The directory of the partition."""
+    control: str = field(init=False, compare=False, repr=False)
+    """State, counter and pending append."""
+    _index: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         validate_topic(self.topic)
@@ -81,24 +88,14 @@ class PartitionKeys:
             raise UsageError(
                 f"partition {self.partition!r}", hint=f"partitions go from 0 to {PARTITION_MAX:,}"
             )
+        root = f"{ROOT}/{self.topic}/partitions/{self.partition}"
+        object.__setattr__(self, "partition_key", f"{self.topic}:{self.partition}")
+        object.__setattr__(self, "root", root)
+        object.__setattr__(self, "control", f"{root}/meta/control")
+        object.__setattr__(self, "_index", f"{root}/index/")
 
     def __str__(self) -> str:
-        return f"{self.topic}:{self.partition}"
-
-    @property
-    def partition_key(self) -> str:
-        """What keeps the partition's keys on one shard."""
-        return f"{self.topic}:{self.partition}"
-
-    @property
-    def root(self) -> str:
-        """The directory of the partition."""
-        return f"{ROOT}/{self.topic}/partitions/{self.partition}"
-
-    @property
-    def control(self) -> str:
-        """State, counter and pending append."""
-        return f"{self.root}/meta/control"
+        return self.partition_key
 
     @property
     def cursor(self) -> str:
@@ -117,7 +114,7 @@ class PartitionKeys:
 
     def index(self, end_offset: int) -> str:
         """The entry of the append or compacted range that ends at this offset."""
-        return f"{self.root}/index/{end_offset:0{OFFSET_DIGITS}d}"
+        return self._index + str(end_offset).zfill(OFFSET_DIGITS)
 
     def index_range(self) -> tuple[str, str]:
         """All index entries."""

@@ -9,41 +9,22 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from dataclasses import dataclass
 
 import msgspec
 
 from forebay.coordination import Coordinator
-from forebay.log._keys import OFFSET_DIGITS, PartitionKeys
+from forebay.log._keys import PartitionKeys
 from forebay.log._records import Control, IndexEntry, decode_record
 from forebay.log._topic import Topic
 from forebay.log._writer_metrics import WriterMetrics
 
-__all__ = ["PartitionCache", "PartitionNames", "PartitionState", "load_state"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PartitionNames:
-    """The keys that every commit needs, put together once per partition and not once per commit."""
-
-    cache: tuple[str, int]
-    home: str
-    control: str
-    index: str
-    """What comes before the digits of an offset."""
-
-    @classmethod
-    def of(cls, keys: PartitionKeys) -> PartitionNames:
-        """The names of a partition."""
-        index = keys.index(0)[:-OFFSET_DIGITS]
-        return cls((keys.topic, keys.partition), keys.partition_key, keys.control, index)
+__all__ = ["PartitionCache", "PartitionState", "load_state"]
 
 
 class PartitionState(msgspec.Struct, eq=False):
     """A partition as it was at one version."""
 
     keys: PartitionKeys
-    names: PartitionNames
     control: Control | None
     """None: the partition has no control record yet."""
     version: int | None
@@ -75,7 +56,7 @@ class PartitionCache:
 
     def put(self, state: PartitionState) -> None:
         """Remember a state. One that is pushed out leaves its entry to the next writer or compactor."""
-        name = state.names.cache
+        name = state.keys.topic, state.keys.partition
         self._states[name] = state
         self._states.move_to_end(name)
         self._unindexed.pop(name, None)
@@ -100,7 +81,7 @@ class PartitionCache:
     def set_indexed(self, state: PartitionState) -> None:
         """The entry of the pending append is in the index."""
         state.indexed = True
-        name = state.names.cache
+        name = state.keys.topic, state.keys.partition
         if self._unindexed.get(name) is state:
             del self._unindexed[name]
 
@@ -108,13 +89,12 @@ class PartitionCache:
 async def load_state(coordinator: Coordinator, keys: PartitionKeys, metrics: WriterMetrics) -> PartitionState:
     """Read a partition's control record."""
     metrics.coordination_requests["get"].inc()
-    names = PartitionNames.of(keys)
-    record = await coordinator.get(names.control, partition_key=names.home)
+    record = await coordinator.get(keys.control, partition_key=keys.partition_key)
     if record is None:
-        return PartitionState(keys, names, None, None)
+        return PartitionState(keys, None, None)
     control = decode_record(Control, record.key, record.value)
     if control.pending is not None:
-        return PartitionState(keys, names, control, record.version, control.pending.created_at_ms)
+        return PartitionState(keys, control, record.version, control.pending.created_at_ms)
     floor_ms = 0
     if control.sequence_counter > control.start_offset:
         # Somebody cleared the pending append: the time of the last entry is in the index alone.
@@ -123,4 +103,4 @@ async def load_state(coordinator: Coordinator, keys: PartitionKeys, metrics: Wri
             keys.index(control.sequence_counter - 1), partition_key=keys.partition_key
         )
         floor_ms = decode_record(IndexEntry, last.key, last.value).created_at_ms if last else 0
-    return PartitionState(keys, names, control, record.version, floor_ms, indexed=True)
+    return PartitionState(keys, control, record.version, floor_ms, indexed=True)

@@ -30,7 +30,7 @@ def judge(unit: Unit, control: Control) -> list[AppendResult | None]:
     """An answer for each group that may not be appended, None for each that may. Empty: all may."""
     if unit.epoch is not None and unit.epoch < control.epoch:
         return [failed(group, _fenced(unit, control)) for group in unit.groups]
-    if control.log_state == "OPEN" and all(group.producer_id is None for group in unit.groups):
+    if control.log_state == "OPEN" and not unit.idempotent:
         return []
     last: dict[str, int] = {}
     answers = [_judge_group(group, unit, control, last) for group in unit.groups]
@@ -76,11 +76,6 @@ def remember(
     control: Control, groups: Sequence[AppendGroup], start_offset: int, now_ms: int
 ) -> dict[str, list[ProducerAppend]]:
     """The bookkeeping after these groups were appended from `start_offset` on."""
-    for group in groups:
-        if group.producer_id is not None:
-            break
-    else:
-        return control.producers
     producers = dict(control.producers)
     for group in groups:
         end = start_offset + len(group.batch) - 1

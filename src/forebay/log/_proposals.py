@@ -14,7 +14,6 @@ from forebay.coordination import WRITE_BYTES_MAX, WRITE_OPERATIONS_MAX, Put
 from forebay.errors import ForebayError
 from forebay.kit.conditions import ABSENT
 from forebay.log._append import Unit
-from forebay.log._keys import OFFSET_DIGITS
 from forebay.log._partition_cache import PartitionState
 from forebay.log._producers import remember
 from forebay.log._records import Control, Cursor, Pending, encode_record
@@ -60,7 +59,7 @@ def propose(one: Try, now_ms: int, writer: str | None) -> Proposal:
     state, unit = one.state, one.unit
     assert state is not None and unit.slice is not None
     before = state.control or first_control(state)
-    names, where = state.names, unit.slice
+    keys, where = unit.keys, unit.slice
     start = before.sequence_counter
     end = start + where.msg_count - 1
     created_at_ms = max(now_ms, state.floor_ms)
@@ -78,27 +77,25 @@ def propose(one: Try, now_ms: int, writer: str | None) -> Proposal:
         crc32c=where.crc32c,
         writer=writer,
     )
-    control = msgspec.structs.replace(
-        before,
-        sequence_counter=end + 1,
-        pending=pending,
-        producers=remember(before, unit.groups, start, created_at_ms),
-    )
-    home = names.home
+    producers = before.producers
+    if unit.idempotent:
+        producers = remember(before, unit.groups, start, created_at_ms)
+    control = msgspec.structs.replace(before, sequence_counter=end + 1, pending=pending, producers=producers)
+    home = keys.partition_key
     value = encode_record(control)
-    size = len(names.control) + len(value)
+    size = len(keys.control) + len(value)
     operations = []
     if state.control is None:
         cursor = encode_record(Cursor(offset=start))
-        size += len(unit.keys.cursor) + len(cursor)
-        operations.append(Put(unit.keys.cursor, cursor, ABSENT, None, home))
+        size += len(keys.cursor) + len(cursor)
+        operations.append(Put(keys.cursor, cursor, ABSENT, None, home))
     elif before.pending is not None and not state.indexed:
         entry = encode_record(before.pending.index_entry())
-        key = names.index + str(before.pending.end_offset).zfill(OFFSET_DIGITS)
+        key = keys.index(before.pending.end_offset)
         size += len(key) + len(entry)
         operations.append(Put(key, entry, ABSENT, None, home))
     expected = ABSENT if state.version is None else state.version
-    operations.append(Put(names.control, value, expected, None, home))
+    operations.append(Put(keys.control, value, expected, None, home))
     return Proposal(one, state, control, operations, size)
 
 
@@ -122,7 +119,12 @@ def waves(units: Iterable[Unit]) -> list[list[Unit]]:
     return waves
 
 
-def chunks(proposals: Sequence[Proposal]) -> list[list[Proposal]]:
+def chunks(proposals: Sequence[Proposal]) -> list[Sequence[Proposal]]:
+    """The proposals as so many round trips as their number and size take: nearly always one."""
+    if len(proposals) <= PARTITIONS_PER_WRITE and sum([each.size_bytes for each in proposals]) <= (
+        BYTES_PER_WRITE
+    ):
+        return [proposals]
     chunks: list[list[Proposal]] = [[]]
     size = 0
     for proposal in proposals:
@@ -132,4 +134,4 @@ def chunks(proposals: Sequence[Proposal]) -> list[list[Proposal]]:
             size = 0
         chunks[-1].append(proposal)
         size += proposal.size_bytes
-    return chunks
+    return list(chunks)

@@ -67,7 +67,7 @@ class WriterMetrics:
         self._commit_s.observe(seconds)
 
     def appended(self, slice_bytes: int) -> None:
-        """A unit was committed."""
+        """Units with slices of so many bytes were committed."""
         self._bytes.inc(slice_bytes)
 
     def answered(self, results: Iterable[AppendResult], seconds: float) -> None:
