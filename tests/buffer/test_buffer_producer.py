@@ -36,7 +36,7 @@ from forebay.errors import (
     UsageError,
 )
 from forebay.formats import buffer_batch, buffer_manifest
-from forebay.kit import MetricsRegistry, RetryPolicy
+from forebay.kit import MetricsRegistry, RetryPolicy, SystemClock
 from forebay.kit.conditions import ANY
 from forebay.storage import MemoryStore, open_store
 from forebay.storage._api import Buffer, When
@@ -574,3 +574,23 @@ async def test_metadata_that_no_manifest_could_hold_is_refused_and_spoils_nothin
             await producer.produce([b"x"], bytes(2_000))
     assert handle.watcher.result() is not None
     assert await batches(store) == [[b"good"]]
+
+
+class PassingClock(SystemClock):
+    """Time that passes with every look at it: a loop that does nothing but produce takes time too."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        self.seconds += 0.000_1
+        return self.seconds
+
+
+async def test_a_loop_that_only_produces_keeps_nobody_from_uploading() -> None:
+    store = MemoryStore()
+    config = replace(CONFIG, flush_interval_ms=5, max_buffered_inputs=100_000)
+    async with Producer(config, PassingClock(), store=store) as producer:
+        first = await producer.produce([b"first"])
+        for _ in range(2_000):
+            await producer.produce([b"more"])
+        assert first.watcher.result() is not None

@@ -21,6 +21,7 @@ from forebay.ingest import (
     PrefixTaken,
     QueueFull,
 )
+from forebay.kit.clock import SystemClock
 from forebay.kit.conditions import ANY
 from forebay.kit.metrics import MetricsRegistry
 from forebay.kit.metrics_views import as_json
@@ -341,3 +342,22 @@ async def test_an_entry_that_its_caller_changes_later_is_stored_as_it_was() -> N
 def test_a_path_that_climbs_is_refused(path: str) -> None:
     with pytest.raises(InvalidKey):
         IngestorConfig(data_path_prefix=path)
+
+
+class PassingClock(SystemClock):
+    """Time that passes with every look at it: a loop that does nothing but ingest takes time too."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        self.seconds += 0.000_1
+        return self.seconds
+
+
+async def test_a_loop_that_only_ingests_keeps_nobody_from_uploading() -> None:
+    config = IngestorConfig(flush_interval_ms=5)
+    async with Ingestor(MemoryStore(), config, clock=PassingClock()) as ingestor:
+        first = await ingestor.ingest([b"first"])
+        for _ in range(2_000):
+            await ingestor.ingest([b"more"])
+        assert first.result() is True

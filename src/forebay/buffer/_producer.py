@@ -47,6 +47,7 @@ from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.ids import IdSource
 from forebay.kit.metrics import MetricsRegistry
 from forebay.kit.retry import retry
+from forebay.kit.turns import Turns
 from forebay.storage import ObjectStore, open_store
 
 __all__ = ["DurabilityWatcher", "Durable", "Producer", "WriteHandle"]
@@ -161,6 +162,7 @@ class Producer:
         self._entry_bytes = _entry_bytes(config)
         self._ordinal = 0
         self._inputs = 0
+        self._turns = Turns(self._clock)
         self._closed = False
         self._batcher: Batcher[_Input, _Uploaded, Durable] = Batcher(
             self._upload,
@@ -202,6 +204,8 @@ class Producer:
     async def produce(self, entries: Sequence[bytes] | pa.BinaryArray, metadata: bytes = b"") -> WriteHandle:
         """Accept records; wait for room if too much is not durable yet. The handle tells when they are."""
         item = self._input(entries, metadata)
+        if self._turns.overdue():  # Before it is accepted: whoever is cancelled here has left nothing behind.
+            await self._clock.sleep(0)
         began, waits = self._clock.monotonic(), self._batcher.stats.waits
         ticket = await self._batcher.add(item, item.size_bytes + item.side_bytes, item.side_bytes)
         if self._batcher.stats.waits != waits:

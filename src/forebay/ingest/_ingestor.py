@@ -41,6 +41,7 @@ from forebay.kit.conditions import ABSENT
 from forebay.kit.ids import IdSource
 from forebay.kit.metrics import MetricsRegistry
 from forebay.kit.retry import retry
+from forebay.kit.turns import Turns
 from forebay.storage import ObjectStore
 
 __all__ = ["Ingestor", "WriteWatcher"]
@@ -117,6 +118,7 @@ class Ingestor:
         self._batcher: Batcher[Sequence[bytes], _Uploaded, None] = Batcher(
             self._upload, self._commit, config=_batching(config), clock=clock
         )
+        self._turns = Turns(clock)
         self._marked: asyncio.Task[None] | None = None
 
     async def ingest(self, entries: Sequence[bytes]) -> WriteWatcher:
@@ -132,6 +134,8 @@ class Ingestor:
         kept = tuple(map(bytes, entries))  # The caller may go on to change what it has.
         size = sum(map(len, kept))
         counted = min(size, self._config.max_unflushed_bytes)
+        if self._turns.overdue():  # Before they are accepted: whoever is cancelled here left nothing behind.
+            await self._clock.sleep(0)
         return WriteWatcher(await self._batcher.add(kept, counted))
 
     @property

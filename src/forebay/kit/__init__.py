@@ -27,6 +27,7 @@ from forebay.kit.periodic import PeriodicConfig, PeriodicService
 from forebay.kit.retry import RetryPolicy, retry
 from forebay.kit.second_tries import SECOND_TRY_S, SecondTries
 from forebay.kit.service import Health, HealthStatus, Service, ServiceGroup
+from forebay.kit.turns import TURN_S_MAX, Turns
 
 __all__ = [
     "ABSENT",
@@ -38,6 +39,7 @@ __all__ = [
     "SECONDS_BUCKETS",
     "SECOND_TRY_S",
     "SERIES_PER_METRIC_MAX",
+    "TURN_S_MAX",
     "ULID_LENGTH",
     "Batcher",
     "BatcherConfig",
@@ -68,6 +70,7 @@ __all__ = [
     "SystemClock",
     "Tell",
     "Ticket",
+    "Turns",
     "as_json",
     "format_bytes",
     "otel_view",
