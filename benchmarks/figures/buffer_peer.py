@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks.figures._suite import suite
 from benchmarks.harness import (
@@ -51,10 +51,18 @@ RECORD_BYTES = 1024
 PACED_RATE = 2_000
 PER_CALL = 100
 PRODUCERS = (1, 4, 16)
-PACED_S_MIN = 4.0
-"""Seconds of a paced run: the slowest percent of a shorter one is all start-up."""
-FLAT_RECORDS = 100_000
+PACED_STRETCH = 16.0
+"""A paced run takes that many turns of the plan, four seconds: the slowest percent of a shorter one is all
+start-up."""
+WARM_UP_S = 1.0
+"""Seconds of a paced run that only warms up."""
+FLAT_RECORDS = 200_000
 MEMORY_RECORDS = 500_000
+WARM_UP_SHARE = 0.1
+"""Part of the records of a flat run that only warms up. Whatever is shorter than a second does."""
+FLAT_STRETCH = 4.0
+"""A flat run is told that it has so many turns of the plan, a second; its records decide how long it is."""
+Say: TypeAlias = Callable[[str], None]
 P99 = "p99 of a second"
 """Unit of the paced variants: how often the 99th percentile fits into a second."""
 
@@ -237,20 +245,25 @@ def _ran(told: dict[str, Any]) -> Ran:
     return Ran(told["records_per_s"], told["durable_latency_ms"]["p99"], told["requests_per_flush"])
 
 
-def _paced(last: dict[str, Ran], name: str, run: Callable[[int], Ran]) -> dict[str, Variant]:
+def _paced(say: Say, last: dict[str, Ran], name: str, run: Callable[[int], Ran]) -> dict[str, Variant]:
     def turn(seconds: float) -> Sample:
-        last[name] = run(int(PACED_RATE * max(seconds, PACED_S_MIN)))
+        say(f"paced, {name}")
+        last[name] = run(int(PACED_RATE * max(seconds, WARM_UP_S)))
         return Sample(1000 / last[name].p99_ms)
 
-    return {name: Variant(turn, P99)}
+    return {name: Variant(turn, P99, PACED_STRETCH)}
 
 
 def _requests(last: dict[str, Ran], name: str) -> Variant:
     return Variant(lambda seconds: Sample(last[name].requests_per_flush), "requests per flush")
 
 
-def _flat(run: Callable[[int], Ran], records: int) -> Variant:
-    return Variant(lambda seconds: Sample(run(records).records_per_s), "records/s")
+def _flat(say: Say, name: str, run: Callable[[int], Ran], records: int) -> dict[str, Variant]:
+    def turn(seconds: float) -> Sample:
+        say(name)
+        return Sample(run(int(records * (1 if seconds >= 1 else WARM_UP_SHARE))).records_per_s)
+
+    return {name: Variant(turn, "records/s", FLAT_STRETCH)}
 
 
 @suite.benchmark(
@@ -274,6 +287,7 @@ def _flat(run: Callable[[int], Ran], records: int) -> Variant:
     Figure("flat out, 4 producers", of="ours flat, 4", against="crate flat, 4", target=at_least(1)),
     Figure("in memory, 1 producer", of="ours memory, 1", against="crate memory, 1", target=at_least(0.5)),
     Figure("in memory, 4 producers", of="ours memory, 4", against="crate memory, 4", target=at_least(0.5)),
+    jobs=True,
 )
 def buffer_beside_crate(bench: Bench) -> Iterator[Variants]:
     """One server, a queue per run."""
@@ -285,23 +299,36 @@ def buffer_beside_crate(bench: Bench) -> Iterator[Variants]:
         raise CannotMeasure(error.message) from error
     with server, asyncio.Runner() as runner:
         sides = _Sides(server, binary, runner)
-        variants: dict[str, Variant] = {}
         last: dict[str, Ran] = {}
-        for count in PRODUCERS:
-            variants |= _paced(last, f"ours, {count}", partial(sides.ours, count, rate=PACED_RATE))
-            variants |= _paced(last, f"crate, {count}", partial(sides.crate, count, rate=PACED_RATE))
-        for count in (4, 16):
-            run = partial(sides.ours, count, rate=PACED_RATE, broker=True)
-            variants |= _paced(last, f"broker, {count}", run)
-        variants |= _paced(last, "apart, 4", partial(sides.ours, 4, rate=PACED_RATE, apart=True))
-        for name in ("ours, 1", "ours, 4", "broker, 4", "crate, 4"):
-            variants[f"requests of {name}"] = _requests(last, name)
-        for count in (1, 4):
-            flat = partial(sides.ours, count, per_call=PER_CALL)
-            variants[f"ours flat, {count}"] = _flat(flat, FLAT_RECORDS)
-            flat = partial(sides.crate, count, per_call=PER_CALL)
-            variants[f"crate flat, {count}"] = _flat(flat, FLAT_RECORDS)
-            variants[f"ours memory, {count}"] = _flat(partial(sides.ours_in_memory, count), MEMORY_RECORDS)
-            variants[f"crate memory, {count}"] = _flat(partial(sides.crate_in_memory, count), MEMORY_RECORDS)
-        yield variants
+        yield _paced_variants(bench.say, sides, last) | _flat_variants(bench.say, sides)
         sides.close()
+
+
+def _paced_variants(say: Say, sides: _Sides, last: dict[str, Ran]) -> dict[str, Variant]:
+    variants: dict[str, Variant] = {}
+    for count in PRODUCERS:
+        variants |= _paced(say, last, f"ours, {count}", partial(sides.ours, count, rate=PACED_RATE))
+        variants |= _paced(say, last, f"crate, {count}", partial(sides.crate, count, rate=PACED_RATE))
+    for count in (4, 16):
+        run = partial(sides.ours, count, rate=PACED_RATE, broker=True)
+        variants |= _paced(say, last, f"broker, {count}", run)
+    variants |= _paced(say, last, "apart, 4", partial(sides.ours, 4, rate=PACED_RATE, apart=True))
+    for name in ("ours, 1", "ours, 4", "broker, 4", "crate, 4"):
+        variants[f"requests of {name}"] = _requests(last, name)
+    return variants
+
+
+def _flat_variants(say: Say, sides: _Sides) -> dict[str, Variant]:
+    variants: dict[str, Variant] = {}
+    for count in (1, 4):
+        ours, crate = (
+            partial(sides.ours, count, per_call=PER_CALL),
+            partial(sides.crate, count, per_call=PER_CALL),
+        )
+        variants |= _flat(say, f"ours flat, {count}", ours, FLAT_RECORDS)
+        variants |= _flat(say, f"crate flat, {count}", crate, FLAT_RECORDS)
+        variants |= _flat(say, f"ours memory, {count}", partial(sides.ours_in_memory, count), MEMORY_RECORDS)
+        variants |= _flat(
+            say, f"crate memory, {count}", partial(sides.crate_in_memory, count), MEMORY_RECORDS
+        )
+    return variants
