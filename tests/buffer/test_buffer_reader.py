@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -12,7 +13,7 @@ from forebay.errors import NotFound
 from forebay.formats import buffer_manifest
 from forebay.formats.buffer_batch import CorruptBatch
 from forebay.formats.buffer_manifest import Metadata, NewEntry
-from forebay.storage import MemoryStore
+from forebay.storage import MemoryStore, StoredObject
 
 CONFIG = BufferConfig(flush_interval_ms=1, gc_enabled=False)
 
@@ -104,3 +105,58 @@ async def test_an_entry_without_a_location_is_shown_as_missing() -> None:
     assert (stats.pending_bytes, stats.missing_batches) == (0, 1)
     with pytest.raises(CorruptBatch, match="no location"):
         await reader.read(0)
+
+
+class Overtaken(MemoryStore):
+    """The first conditional read is answered with what it found, after all that were sent later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered = asyncio.Event()
+        self.found = asyncio.Event()
+
+    async def get_if_changed(self, key: str, version: str) -> StoredObject | None:
+        changed = await super().get_if_changed(key, version)
+        if not self.found.is_set():
+            self.found.set()
+            await self.answered.wait()
+        return changed
+
+
+async def produce(store: MemoryStore, data: bytes) -> None:
+    async with Producer(CONFIG, store=store) as producer:
+        await producer.produce([data])
+
+
+async def test_a_look_that_a_later_one_overtook_is_not_a_lost_queue() -> None:
+    store = Overtaken()
+    await produce(store, b"first")
+    reader = Reader(CONFIG, store=store)
+    await reader.manifest()
+    await produce(store, b"second")
+    slow = asyncio.create_task(reader.read(0))
+    await store.found.wait()
+    await produce(store, b"third")
+    assert list((await reader.read(2)).entries) == [b"third"]
+    store.answered.set()
+    assert list((await slow).entries) == [b"first"]
+    assert (await reader.stats()).entries == 3
+
+
+async def test_fetches_at_once_survive_looks_that_overtake_each_other() -> None:
+    store = Overtaken()
+    store.found.set()  # only from here on
+    for data in (b"first", b"second"):
+        await produce(store, data)
+    async with Consumer(CONFIG, store=store) as consumer:
+        await consumer.initialize()
+        found = await consumer.next_descriptors(2)
+        store.found.clear()
+        await produce(store, b"third")
+        slow = asyncio.create_task(consumer.fetch(found[0]))
+        await store.found.wait()
+        await produce(store, b"fourth")
+        assert list((await consumer.fetch(found[1])).entries) == [b"second"]
+        store.answered.set()
+        assert list((await slow).entries) == [b"first"]
+        assert len(consumer) == 4

@@ -16,13 +16,13 @@ from forebay.formats import buffer_manifest
 from forebay.formats.buffer_manifest import EMPTY, Manifest
 from forebay.kit.clock import Clock
 from forebay.kit.conditions import ABSENT
-from forebay.storage import ObjectStore
+from forebay.storage import ObjectStore, StoredObject
 
 __all__ = ["ManifestFile"]
 
 
 class ManifestFile:
-    """See the module. One per producer, consumer or reader; not for use from several tasks at once."""
+    """See the module. One per producer, consumer or reader. Several tasks may load it, one may write it."""
 
     def __init__(self, store: ObjectStore, path: str, clock: Clock, *, bytes_max: int) -> None:
         self._store = store
@@ -55,19 +55,28 @@ class ManifestFile:
 
     async def load(self) -> Manifest:
         """The manifest as it is now. Raises `ManifestLost`, `CorruptManifest`, or what the store says."""
+        while True:
+            asked = self._version
+            found = await self._look(asked)
+            if self._version == asked:
+                return self._loaded(found)
+            # Somebody else read or wrote it meanwhile. What was found may be older than that: ask again.
+
+    async def _look(self, version: str | None) -> StoredObject | None:
+        """What lies there, or None where that is `version`, or nothing at all where none is known."""
         try:
-            if self._version is None:
-                found = await self._store.get(self.path)
-            else:
-                changed = await self._store.get_if_changed(self.path, self._version)
-                if changed is None:
-                    return self._see(self.manifest)
-                found = changed
+            if version is not None:
+                return await self._store.get_if_changed(self.path, version)
+            return await self._store.get(self.path)
         except NotFound:
-            if self._version is not None:
-                self.known = False
-                raise ManifestLost(self.path, "it existed and is gone") from None
-            return self._see(EMPTY)
+            if version is None:
+                return None
+            self.known = False
+            raise ManifestLost(self.path, "it existed and is gone") from None
+
+    def _loaded(self, found: StoredObject | None) -> Manifest:
+        if found is None:
+            return self._see(self.manifest if self.exists else EMPTY)
         self.reads += 1
         manifest = buffer_manifest.decode(
             found.data,
