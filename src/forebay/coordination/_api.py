@@ -73,8 +73,9 @@ SESSION_TIMEOUT_MS_MIN = 2_000
 SESSION_TIMEOUT_MS_MAX = 300_000
 """Bounds of a session timeout: those of an Oxia server, so that every tenant takes the same values."""
 
-# Printable ASCII in parts that are not empty, no dot in the last one: most keys, told by one call.
-_is_plain_key = re.compile(r"(?!__oxia/|__oxia\Z)(?:(?!\.\.?/)[ -.0-~]+/)*[ -\-0-~]+").fullmatch
+# Printable ASCII in parts that are not empty, no dot in the last one: most keys, told by one call. A part
+# gives nothing back, or the last one would be tried at every length before it is seen to be the last.
+_is_plain_key = re.compile(r"(?!__oxia/|__oxia\Z)(?:(?!\.\.?/)[ -.0-~]++/)*+[ -\-0-~]++").fullmatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Unit:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.sent = False
         """Whether a server may have seen it."""
-        self.has_session = any(isinstance(item, Put) and item.session is not None for item in operations)
+        self.has_session = False
         """Whether any of them is ephemeral."""
         self.encode(shard)
         if len(self.data) > REQUEST_BYTES_MAX:
@@ -74,12 +74,27 @@ class Unit:
         """
         request = pb.WriteRequest()
         puts, deletes, ranges = self._indexes = [], [], []
+        add_put = request.puts.add
         for index, operation in enumerate(self._operations):
-            refusal = _refusal(operation, shard)
-            if refusal is not None:
+            # The common case without a call: a commit of the log is some hundred of these.
+            if (
+                type(operation) is Put
+                and operation.session is None
+                and ((when := operation.when) is ABSENT or when is ANY or when <= VERSION_MAX)
+            ):
+                # Made in its place: a message of its own would be copied there.
+                add_put(
+                    key=operation.key,
+                    value=operation.value,
+                    expected_version_id=ABSENT_VERSION if when is ABSENT else None if when is ANY else when,
+                    partition_key=operation.partition_key,
+                )
+                puts.append(index)
+            elif (refusal := _refusal(operation, shard)) is not None:
                 self.replies[index] = WriteResult(error=refusal)
             elif isinstance(operation, Put):
                 _add_put(request, operation, shard)
+                self.has_session = True
                 puts.append(index)
             elif isinstance(operation, Delete):
                 request.deletes.add(key=operation.key, expected_version_id=_expected(operation.when))
@@ -104,8 +119,13 @@ class Unit:
         """Take the server's answers, one per operation that travelled. Too late ones are dropped."""
         if self.done.done():
             return
+        replies, operations = self.replies, self._operations
         for index, put in zip(self._indexes[0], puts, strict=True):
-            self.replies[index] = _put_reply(self._operations[index], put)
+            replies[index] = (
+                WriteResult(put.version.version_id)
+                if put.status == pb.OK
+                else _put_refusal(operations[index], put)
+            )
         for index, delete in zip(self._indexes[1], deletes, strict=True):
             self.replies[index] = _delete_reply(self._operations[index], delete)
         for index, _ in zip(self._indexes[2], ranges, strict=True):
@@ -116,6 +136,12 @@ class Unit:
         """Give every operation without a reply this one, also where the caller stopped waiting."""
         self.replies = [WriteResult(error=error) if reply is None else reply for reply in self.replies]
         self._finish()
+
+    def results(self) -> list[WriteResult]:
+        """The replies, once all are there."""
+        results = [reply for reply in self.replies if reply is not None]
+        assert len(results) == len(self.replies), "an operation was left without a reply"
+        return results
 
     def describe(self) -> str:
         """For messages: the first operation, and how many there are."""
@@ -201,7 +227,6 @@ def _refusal(operation: Operation, shard: int) -> ForebayError | None:
 
 
 def _add_put(request: pb.WriteRequest, put: Put, shard: int) -> None:
-    # Made in its place: a message of its own would be copied there.
     added = request.puts.add(
         key=put.key,
         value=put.value,
@@ -222,9 +247,7 @@ def _expected(when: object) -> int | None:
     return when
 
 
-def _put_reply(operation: Operation, answer: pb.PutResponse) -> WriteResult:
-    if answer.status == pb.OK:
-        return WriteResult(answer.version.version_id)
+def _put_refusal(operation: Operation, answer: pb.PutResponse) -> WriteResult:
     assert isinstance(operation, Put)
     if answer.status == pb.SESSION_DOES_NOT_EXIST:
         error: ForebayError = SessionExpired(

@@ -164,19 +164,35 @@ class OxiaCoordinator(Coordinator):
         """Apply many operations, in one round trip per shard."""
         operations = list(operations)
         validate_operations(operations)
-        self._check_sessions(operations)
+        ephemeral = [place for place, each in enumerate(operations) if _is_ephemeral(each)]
+        self._check_sessions([operations[place] for place in ephemeral])
         in_use = self._use()
         if not operations:
             return []
         with in_use.writing():
-            return await self._write(in_use.link, operations)
+            return await self._write(in_use.link, operations, ephemeral)
 
-    async def _write(self, link: Link, operations: Sequence[Operation]) -> list[WriteResult]:
+    async def _write(
+        self, link: Link, operations: Sequence[Operation], ephemeral: Sequence[int]
+    ) -> list[WriteResult]:
+        """`ephemeral`: the places of puts with a session."""
         deadline = self._deadline()
         try:
-            parts = _by_shard(operations, await link.assignments.current(deadline))
+            shards = await link.assignments.current(deadline)
         except NotDone as error:
             return [WriteResult(error=error)] * len(operations)
+        if len(shards.ids) == 1 and not ephemeral:
+            # The common case: the replies of the one shard are the results.
+            [shard] = shards.ids
+            unit = Unit(shard, operations, deadline)
+            await _submit(link, {shard: unit})
+            return unit.results()
+        return await self._write_parts(link, operations, _by_shard(operations, shards), deadline)
+
+    async def _write_parts(
+        self, link: Link, operations: Sequence[Operation], parts: dict[int, list[int]], deadline: Deadline
+    ) -> list[WriteResult]:
+        """Where it has several parts, or some of it may be refused before it is sent."""
         results: list[WriteResult | None] = [None] * len(operations)
         for shard, indexes in parts.items():
             for index in [index for index in indexes if _is_ephemeral(operations[index])]:
@@ -192,8 +208,7 @@ class OxiaCoordinator(Coordinator):
         await _submit(link, units)
         on_many: dict[int, list[WriteResult]] = {}
         for shard, unit in units.items():
-            for index, reply in zip(parts[shard], unit.replies, strict=True):
-                assert reply is not None
+            for index, reply in zip(parts[shard], unit.results(), strict=True):
                 first = results[index]
                 if first is None:
                     results[index] = reply
@@ -215,11 +230,9 @@ class OxiaCoordinator(Coordinator):
         return None
 
     def _check_sessions(self, operations: Sequence[Operation]) -> None:
+        owner = None if self._in_use is None else self._in_use.sessions
         for operation in operations:
             session = operation.session if isinstance(operation, Put) else None
-            if session is None:
-                continue
-            owner = None if self._in_use is None else self._in_use.sessions
             if not isinstance(session, OxiaSession) or session.owner is not owner:
                 raise foreign_session()
 
@@ -303,8 +316,6 @@ async def _submit(link: Link, units: dict[int, Unit]) -> None:
 
 def _by_shard(operations: Sequence[Operation], shards: ShardMap) -> dict[int, list[int]]:
     """The indexes of the operations of each shard. A range without a partition key is on all of them."""
-    if len(shards.ids) == 1:
-        return {shards.ids[0]: list(range(len(operations)))}
     parts: dict[int, list[int]] = {}
     for index, operation in enumerate(operations):
         if operation.partition_key is not None:
