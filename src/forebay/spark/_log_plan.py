@@ -3,16 +3,20 @@
 A plan is made of offsets, never of objects: compaction may rewrite what lies under them between two attempts,
 and both must give the same rows. Sizes come from the index, so that planning touches no data.
 
-A Python task costs about 35 ms before it reads its first byte, so small ranges are bundled until there is
-enough to do; ranges of many objects are cut between two objects, and inside one only where the user asks for
-more tasks than there are objects.
+A Python task costs Spark some 15 ms of processor time and twice that by the clock before it reads its first
+byte, so small ranges are bundled until there is enough to do. What a range costs follows its bytes and its
+records, and tasks are alike in that, so that none is waited for. Where `forebay.spark.session` has started
+Spark, the number of its slots is known, and a plan has a few tasks for each; elsewhere enough for the cores
+of most machines. Ranges of many objects are cut between two objects, and inside one only where the user asks
+for more tasks than there are objects.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,17 +27,20 @@ from forebay.log import LogReader, OffsetOutOfRange, PartitionOffsets, Positions
 from forebay.spark._errors import DataLossFound
 from forebay.spark._offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from forebay.spark._options import LogOptions, Start
+from forebay.spark._worker import SLOTS_VARIABLE
 
 __all__ = ["LogRange", "LogTask", "bundled", "plan", "resolve", "skip_or_fail"]
 
-TASK_BYTES_MIN: Final = 16 * 1024 * 1024
-"""Below this a task has too little to do for what it costs to start."""
-TASK_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Above this a range is cut, where there is an object's end to cut it at."""
+TASK_COST_MIN: Final = 32 * 1024 * 1024
+"""Bytes, and `ROW_COST` for each record, below which a task is not worth its start."""
+TASK_COST_MAX: Final = 256 * 1024 * 1024
+"""Above this a range is cut, where there is an object's end to cut it at: what a killed task repeats."""
+ROW_COST: Final = 256
+"""Bytes that cost Spark as much as one more record does, however small."""
+TASKS_PER_SLOT: Final = 4
+"""Tasks of a plan for each slot, where the slots are known: the last to end has little left to do then."""
 TASKS_AIM: Final = 16
-"""Tasks a plan has before their size is raised: enough for the cores of most machines."""
-TASK_ROWS: Final = 500_000
-"""Records at which a task is full, however small they are."""
+"""Tasks of a plan where they are not known."""
 
 log = logging.getLogger("forebay.spark")
 
@@ -126,7 +133,7 @@ async def plan(positions: Positions, options: LogOptions, start: Offsets, end: O
         if (topic, partition) in start and start[topic, partition] < end[topic, partition]
     ]
     spans = await asyncio.gather(*[_spans(positions, options, each) for each in wanted])
-    return list(bundled([span for part in spans for span in part], options.partitions_min))
+    return bundled([span for part in spans for span in part], options.partitions_min)
 
 
 async def _spans(positions: Positions, options: LogOptions, wanted: LogRange) -> list[Span]:
@@ -153,34 +160,56 @@ async def _spans(positions: Positions, options: LogOptions, wanted: LogRange) ->
     return spans
 
 
-def bundled(spans: Sequence[Span], tasks_min: int | None = None) -> Iterator[LogTask]:
-    """Spans in order, as tasks of about the same size."""
-    total = sum(span.size_bytes for span in spans)
-    rows_max = TASK_ROWS
-    if tasks_min is not None:
-        rows = sum(span.records for span in spans)
-        target, rows_max = max(1, total // tasks_min), max(1, min(TASK_ROWS, rows // tasks_min))
-        spans = [part for span in spans for part in _cut(span, target)]
-    else:
-        target = min(max(total // TASKS_AIM, TASK_BYTES_MIN), TASK_BYTES_MAX)
+def bundled(spans: Sequence[Span], tasks_min: int | None = None) -> list[LogTask]:
+    """Spans in order, as tasks of about the same cost."""
+    if tasks_min is None:
+        total = sum(_cost(span) for span in spans)
+        count = max(1, min(_tasks_aim(), total // TASK_COST_MIN), -(-total // TASK_COST_MAX))
+        return list(_shared(spans, count, _cost))
+    tasks = list(_shared(_cut(spans, tasks_min, _cost), tasks_min, _cost))
+    if len(tasks) < tasks_min:
+        # Sizes differ so much that some shares fall into a single record: by their number, then.
+        tasks = list(_shared(_cut(spans, tasks_min, _records), tasks_min, _records))
+    return tasks
+
+
+def _shared(spans: Sequence[Span], count: int, cost: Callable[[Span], int]) -> Iterator[LogTask]:
+    """At most `count` tasks. Each ends with the span that reaches its share, so that no error adds up."""
     ranges: list[LogRange] = []
-    size = rows = 0
+    total = bound = sum(cost(span) for span in spans)
+    done = 0
     for span in spans:
         last = ranges[-1] if ranges else None
         if last and (last.topic, last.partition, last.end) == (span.topic, span.partition, span.start):
             ranges[-1] = LogRange(last.topic, last.partition, last.start, span.end)
         else:
             ranges.append(LogRange(span.topic, span.partition, span.start, span.end))
-        size, rows = size + span.size_bytes, rows + span.records
-        if size >= target or rows >= rows_max:
+        done += cost(span) * count
+        if done >= bound:
             yield LogTask(tuple(ranges))
-            ranges, size, rows = [], 0, 0
-    if ranges:
-        yield LogTask(tuple(ranges))
+            ranges, bound = [], (done // total + 1) * total
 
 
-def _cut(span: Span, target: int) -> Iterator[Span]:
-    count = min(-(-span.size_bytes // target), span.records)
+def _cost(span: Span) -> int:
+    return span.size_bytes + ROW_COST * span.records
+
+
+def _records(span: Span) -> int:
+    return span.records
+
+
+def _tasks_aim() -> int:
+    slots = os.environ.get(SLOTS_VARIABLE, "")
+    return TASKS_PER_SLOT * int(slots) if slots.isdecimal() and int(slots) else TASKS_AIM
+
+
+def _cut(spans: Sequence[Span], tasks_min: int, cost: Callable[[Span], int]) -> list[Span]:
+    """The same records in spans of which none is more than its share, as far as records can be cut."""
+    target = max(1, sum(cost(span) for span in spans) // tasks_min)
+    return [part for span in spans for part in _parts(span, min(-(-cost(span) // target), span.records))]
+
+
+def _parts(span: Span, count: int) -> Iterator[Span]:
     if count <= 1:
         yield span
         return

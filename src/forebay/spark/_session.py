@@ -137,6 +137,7 @@ def session(
             raise _not_started(error, output) from error
     if not remote:
         _ship(spark)
+        _tell_slots(spark)
     _register(spark)
     return spark
 
@@ -160,6 +161,15 @@ def _ship(spark: SparkSession) -> None:
             environment = spark.sparkContext.environment
             kept = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
             environment["PYTHONPATH"] = os.pathsep.join([str(folder), *kept])
+
+
+def _tell_slots(spark: SparkSession) -> None:
+    """What plans a query is told how many tasks run at once. On a cluster that changes while it runs."""
+    from forebay.spark._worker import SLOTS_VARIABLE
+
+    context = spark.sparkContext
+    if f"{context.master}[".startswith("local["):  # Not `local-cluster`.
+        context.environment[SLOTS_VARIABLE] = str(context.defaultParallelism)
 
 
 def _register(spark: SparkSession) -> None:

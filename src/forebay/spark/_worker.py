@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import gc
 import os
+from typing import Final
 
 from pyspark import TaskContext
 
-__all__ = ["settle"]
+__all__ = ["SLOTS_VARIABLE", "settle"]
+
+SLOTS_VARIABLE: Final = "FOREBAY_SPARK_SLOTS"
+"""Variable of the environment that tells Python processes how many tasks run at once."""
 
 _settled: set[int] = set()
 
