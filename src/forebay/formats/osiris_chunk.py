@@ -49,6 +49,7 @@ __all__ = [
     "ChunkHeader",
     "Walk",
     "check_data",
+    "check_run",
     "decode",
     "decode_header",
     "encode",
@@ -204,6 +205,39 @@ def check_data(header: ChunkHeader, data: Bytes, at: int = 0) -> None:
     found = zlib.crc32(data)
     if found != header.crc:
         raise Corrupt(_WHAT, at + 32, f"chunk {header.chunk_id}: checksum {found:#x} is not {header.crc:#x}")
+
+
+def check_run(
+    data: Bytes, positions: npt.NDArray[np.int64], *, what: str = _WHAT, at: int = 0
+) -> npt.NDArray[Any]:
+    """The headers of the chunks that fill `data`, one after the other, from the given positions on.
+
+    Raises `Corrupt` unless each ends where the next begins, the ids follow each other, and every checksum is
+    right: what `walk` and `decode` of each say, for whoever has an index. Where `data` is a part of something
+    larger, `what` names that, and `at` is where it begins in there.
+    """
+    try:
+        return _checked_run(data, positions)
+    except Corrupt as error:
+        raise Corrupt(what, at + error.position, error.reason) from error
+
+
+def _checked_run(data: Bytes, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    headers = gather_headers(data, positions)
+    blooms = headers["bloom_bytes"].astype(np.int64)
+    starts = positions + HEADER_BYTES + blooms
+    stops = starts + headers["data_bytes"]
+    wrong = np.flatnonzero(stops + headers["trailer_bytes"] != np.append(positions[1:], len(data)))
+    if len(wrong):
+        raise Corrupt(_WHAT, int(positions[wrong[0]]), "it does not end where the next one begins")
+    _check_continuous(headers, positions)
+    view, crc32 = memoryview(data), zlib.crc32
+    found = [crc32(view[at:end]) for at, end in zip(starts.tolist(), stops.tolist(), strict=True)]
+    wrong = np.flatnonzero(np.array(found, np.uint32) != headers["crc"])
+    if len(wrong):
+        at = int(positions[wrong[0]])
+        check_data(decode_header(data, at), view[starts[wrong[0]] : stops[wrong[0]]], at)
+    return headers
 
 
 def walk(data: Bytes, start: int = 0, end: int | None = None) -> Walk:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forebay.formats import Corrupt, osiris_chunk, stream_fragment
-from forebay.formats.osiris_file import SEGMENT_HEADER
 from forebay.stream._local import LocalLog, Segment
 from forebay.stream._manifest import FragmentInfo
 
@@ -46,41 +44,13 @@ class Cut:
     @property
     def data_bytes(self) -> int:
         """Bytes of its chunks."""
-        begin, end = self._span()
-        return end - begin
+        return self.end - int(self.segment.records["position"][self.start])
 
-    def _span(self) -> tuple[int, int]:
+    @property
+    def end(self) -> int:
+        """Where its last chunk ends in the segment file."""
         records = self.segment.records
-        end = int(records["position"][self.stop]) if self.stop < len(records) else self.segment.end
-        return int(records["position"][self.start]), end
-
-    def body(self) -> bytearray:
-        """The finished object, read from the segment file into its place: no second copy is ever made.
-
-        Every chunk is checked on the way: damage stays on this side of the bucket.
-        """
-        begin, end = self._span()
-        count = self.stop - self.start
-        body = bytearray(stream_fragment.object_bytes(end - begin, count))
-        body[: stream_fragment.DATA_AT] = SEGMENT_HEADER
-        behind = stream_fragment.DATA_AT + end - begin
-        data = memoryview(body)[stream_fragment.DATA_AT : behind]
-        self.segment.read_into(data, begin)
-        records = self.segment.records[self.start : self.stop]
-        walk = osiris_chunk.walk(data)
-        if walk.end != len(data) or (walk.headers["chunk_id"] != records["chunk_id"]).any():
-            raise Corrupt(self.segment.path.name, begin, "chunks and index disagree")
-        for position in walk.positions.tolist():
-            osiris_chunk.decode(data, position)
-        body[behind:] = stream_fragment.encode_tail(
-            end - begin,
-            records,
-            next_offset=self.next_offset,
-            sequence=self.sequence,
-            chunks_before=self.start,
-            segment_position=begin,
-        )
-        return body
+        return int(records["position"][self.stop]) if self.stop < len(records) else self.segment.end
 
 
 def cuts(
@@ -100,6 +70,8 @@ def cuts(
     for segment in log.segments:
         if segment.next_id <= offset:
             continue
+        if not segment.first_id <= offset:
+            return  # A hole in the log: whoever asks for what lies in it is told.
         start = segment.find(offset) if offset > segment.first_id else 0
         positions = segment.positions
         sequence = sequence_after.pop(start, 0) if start else 0
@@ -112,3 +84,4 @@ def cuts(
                 stop = len(segment.records)
             yield Cut(segment, start, stop, sequence)
             start, sequence = stop, sequence + 1
+        offset = segment.next_id

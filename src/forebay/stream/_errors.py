@@ -11,6 +11,7 @@ __all__ = [
     "OffsetOutOfRange",
     "Overtaken",
     "RootMissing",
+    "SegmentChanged",
     "StreamDeleted",
     "StreamMissing",
 ]
@@ -58,6 +59,14 @@ class Diverged(NotDone):
         self.stream = stream
         self.offset = offset
         self.reason = reason
+
+
+class SegmentChanged(NotDone):
+    """A segment is not what it was when a fragment was cut from it: its broker removed it, or its end."""
+
+    def __init__(self, segment: str, reason: str) -> None:
+        super().__init__(f"{segment}: {reason}", hint="look at the log again and cut anew")
+        self.segment = segment
 
 
 class RootMissing(Unavailable):

@@ -27,6 +27,7 @@ from forebay.kit.conditions import ABSENT
 from forebay.stream._cache import BlockCache, store_name
 from forebay.stream._calls import Calls
 from forebay.stream._errors import Diverged
+from forebay.stream._fragment_source import FragmentSource
 from forebay.stream._keys import StreamKeys
 from forebay.stream._manifest import FragmentInfo
 
@@ -144,14 +145,15 @@ class FragmentStore:
             return None
         return found if (found.first_offset, found.data_bytes) == (offset, data_bytes) else None
 
-    async def _put_filters(self, own: Trailer, body: fmt.Bytes) -> None:
+    async def _put_filters(self, source: FragmentSource) -> None:
         """Beside a fragment that this writer has just put; they only save work, so what fails is left out."""
-        found = filters_of(body)
-        if found is None:
-            return
+        key = self._keys.filters(source.trailer.first_offset)
         try:
+            found = source.filters()
+            if found is None:
+                return
             data = filters_format.encode(found)
-            await self._calls.again(lambda: self._calls.store.put(self._keys.filters(own.first_offset), data))
+            await self._calls.again(lambda: self._calls.store.put(key, data))
         except ForebayError:
             return
 
@@ -179,32 +181,33 @@ class FragmentStore:
             found.append(FragmentInfo.from_trailer(trailer))
             offset = trailer.next_offset
 
-    async def put(self, body: fmt.Bytes, local: LocalIdentity) -> FragmentInfo:
+    async def put(self, source: FragmentSource, local: LocalIdentity) -> FragmentInfo:
         """Store a fragment, or adopt the one that is there; what the manifest should hold of it."""
-        own = fmt.decode_trailer(body[-fmt.TRAILER_BYTES :], len(body))
+        own = source.trailer
         key = self._keys.fragment(own.first_offset)
 
         async def attempt() -> FragmentInfo:
             try:
-                await self._calls.store.put(key, body, ABSENT)
+                await self._calls.store.put_source(key, source, ABSENT)
             except PreconditionFailed:
-                return await self._adopt(own, body, local)
+                return await self._adopt(source, local)
             except OutcomeUnknown:
                 if not await self._calls.exists(key):
                     raise
-                return await self._adopt(own, body, local)
+                return await self._adopt(source, local)
             return FragmentInfo.from_trailer(own)
 
         info = await self._calls.again(attempt)
         if (info.next_offset, info.data_bytes) == (own.next_offset, own.data_bytes):
-            await self._put_filters(own, body)
+            await self._put_filters(source)
         return info
 
-    async def _adopt(self, own: Trailer, body: fmt.Bytes, local: LocalIdentity) -> FragmentInfo:
+    async def _adopt(self, source: FragmentSource, local: LocalIdentity) -> FragmentInfo:
+        own = source.trailer
         there = await self.tail(own.first_offset)
         identity = local(there.last.chunk_id)
         if identity is None and there.trailer.next_offset > own.next_offset:
-            identity = await self._identity_inside(own, body, there)
+            identity = await self._identity_inside(source, there)
         if identity != there.last.identity:
             raise Diverged(
                 self._keys.stream,
@@ -213,15 +216,15 @@ class FragmentStore:
             )
         return there.info
 
-    async def _identity_inside(self, own: Trailer, body: fmt.Bytes, there: Tail) -> Identity | None:
+    async def _identity_inside(self, source: FragmentSource, there: Tail) -> Identity | None:
         """Where the bucket is ahead of the local log: is our last chunk in what it has?"""
-        position = fmt.decode(body).chunks["position"][-1]
-        last = osiris_chunk.decode_header(body, int(position))
-        _, index = await self.index(own.first_offset, there.trailer.data_bytes)
+        last = source.last()
+        offset = source.trailer.first_offset
+        _, index = await self.index(offset, there.trailer.data_bytes)
         found = np.flatnonzero(index["chunk_id"] == last.chunk_id)
         if len(found) == 0:
             return None
-        key = self._keys.fragment(own.first_offset)
+        key = self._keys.fragment(offset)
         at = int(index["position"][found[0]])
         header = osiris_chunk.decode_header(await self._calls.get_range(key, at, osiris_chunk.HEADER_BYTES))
         return there.last.identity if header.identity == last.identity else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,23 +59,26 @@ class Segment:
 
     def read(self, start: int, length: int) -> bytes:
         """Bytes of the segment file. Raises `FileNotFoundError`, or `Corrupt` where it has become shorter."""
-        with _opened(self.path) as file:
+        with self.opened() as file:
             data = os.pread(file, length, start)
-        if len(data) < length:
-            rest = bytearray(length - len(data))
-            self.read_into(memoryview(rest), start + len(data))
-            data += rest
+            if len(data) < length:
+                rest = bytearray(length - len(data))
+                self.fill(file, memoryview(rest), start + len(data))
+                data += rest
         return data
 
-    def read_into(self, target: memoryview, start: int) -> None:
-        """Fill `target` from the segment file. Raises as `read` does."""
+    def opened(self) -> AbstractContextManager[int]:
+        """The segment file, open for reading. Raises `FileNotFoundError`."""
+        return _opened(self.path)
+
+    def fill(self, file: int, target: memoryview, start: int) -> None:
+        """Fill `target` from the open segment file. Raises `Corrupt` where that has become shorter."""
         done = 0
-        with _opened(self.path) as file:
-            while done < len(target):
-                more = os.preadv(file, [target[done:]], start + done)
-                if not more:
-                    raise Corrupt(str(self.path.name), start + done, "the segment ends in a chunk")
-                done += more
+        while done < len(target):
+            more = os.preadv(file, [target[done:]], start + done)
+            if not more:
+                raise Corrupt(str(self.path.name), start + done, "the segment ends in a chunk")
+            done += more
 
     def header(self, number: int) -> ChunkHeader:
         """The header of one of its chunks."""
@@ -110,6 +113,11 @@ class LocalLog:
         self._segments: dict[int, Segment] = {}
         self._indexes: dict[int, npt.NDArray[Any]] = {}
         """By first id: all records of an index file, also those whose chunks do not count yet."""
+
+    def forget(self) -> None:
+        """Take nothing for granted at the next `refresh`: a segment that was thought complete has changed."""
+        self._segments.clear()
+        self._indexes.clear()
 
     def refresh(self) -> None:
         """Look at the directory again."""

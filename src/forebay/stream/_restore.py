@@ -6,8 +6,8 @@ fragments themselves do, since each names the next. In every case the chain of t
 end.
 
 Fragments remember where their segment began, so the files are the ones that were tiered, byte for byte, as
-far as retention has left them. Files are written beside their place and renamed when they are complete; an
-existing directory is never touched.
+far as retention has left them. Some megabytes of a fragment are in memory at a time. Files are written beside
+their place and renamed when they are complete; an existing directory is never touched.
 """
 
 from __future__ import annotations
@@ -15,19 +15,26 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from forebay.errors import FormatError, NotFound, UsageError
-from forebay.formats import osiris_chunk, osiris_file, stream_fragment
+from forebay.formats import Corrupt, osiris_chunk, osiris_file, stream_fragment
 from forebay.stream._errors import RootMissing, StreamMissing
+from forebay.stream._lookup import FragmentRef
 from forebay.stream._manifest import EMPTY, Manifest
 from forebay.stream._view import RemoteView
 
 __all__ = ["Restored", "recover_manifest", "restore"]
+
+
+RUN_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes that are fetched and written at a time. A longer chunk is fetched by itself."""
 
 
 @dataclass(slots=True)
@@ -112,34 +119,70 @@ async def _fill(view: RemoteView, work: Path, until_ms: int | None) -> Restored:
     done = Restored(view.keys.stream, manifest.first_offset, manifest.first_offset)
     with _Files(work) as files:
         async for ref in view.lookup.from_offset(manifest, manifest.first_offset):
-            data = await view.calls.get(view.keys.fragment(ref.offset))
-            if not _write(files, data, done, until_ms):
+            if not await _write(view, ref, files, done, until_ms):
                 break
         files.finish(manifest.first_offset)
         done.segments = files.count
     return done
 
 
-def _write(files: _Files, data: bytes, done: Restored, until_ms: int | None) -> bool:
-    """Add a fragment's chunks; False where the moment is reached."""
-    fragment = stream_fragment.decode(data)
-    walk = osiris_chunk.walk(fragment.data)
-    for position in walk.positions.tolist():
-        osiris_chunk.decode(fragment.data, position)
-    count, end = len(walk.positions), walk.end
+async def _write(
+    view: RemoteView, ref: FragmentRef, files: _Files, done: Restored, until_ms: int | None
+) -> bool:
+    """Add a fragment's chunks, some at a time; False where the moment is reached."""
+    trailer, index = await view.fragments.index(ref.offset, ref.data_bytes)
+    count = len(index)
     if until_ms is not None:
-        later = np.flatnonzero(walk.headers["timestamp"] > until_ms)
-        if len(later):
-            count, end = int(later[0]), int(walk.positions[later[0]])
-    if count:
-        if fragment.trailer.chunks_before == 0 or files.count == 0:
-            files.roll(fragment.trailer.first_offset)
-        files.add(fragment.data[:end], walk.positions[:count], walk.headers[:count])
-        last = walk.headers[count - 1]
-        done.next_offset = int(last["chunk_id"]) + int(last["records"])
-        done.chunks += count
-        done.bytes += end
-    return count == len(walk.positions)
+        later = np.flatnonzero(index["timestamp"] > until_ms)
+        count = int(later[0]) if len(later) else count
+    if count and (trailer.chunks_before == 0 or files.count == 0):
+        files.roll(trailer.first_offset)
+    edges = np.append(index["position"].astype(np.int64), stream_fragment.DATA_AT + trailer.data_bytes)
+    ids = np.append(index["chunk_id"].astype(np.int64), trailer.next_offset)
+    runs, key = list(_runs(edges, count)), view.keys.fragment(ref.offset)
+    # The next run is on its way while this one is checked and written.
+    coming = [asyncio.create_task(_fetch(view, ref, edges, run)) for run in runs[:1]]
+    try:
+        for number, (first, stop) in enumerate(runs):
+            data = await coming.pop()
+            coming += [
+                asyncio.create_task(_fetch(view, ref, edges, run)) for run in runs[number + 1 : number + 2]
+            ]
+            positions = edges[first:stop] - edges[first]
+            headers = osiris_chunk.check_run(data, positions, what=key, at=int(edges[first]))
+            same = (
+                (headers["chunk_id"] == index["chunk_id"][first:stop])
+                & (headers["timestamp"] == index["timestamp"][first:stop])
+                & (headers["records"] == np.diff(ids[first : stop + 1]))
+            )
+            if not same.all():
+                raise Corrupt(key, int(edges[first]), "its index does not name the chunks that are in it")
+            files.add(memoryview(data), positions, headers)
+            done.next_offset = int(ids[stop])
+            done.chunks += stop - first
+            done.bytes += len(data)
+    finally:
+        for task in coming:
+            task.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+    return count == len(index)
+
+
+def _runs(edges: npt.NDArray[np.int64], count: int) -> Iterator[tuple[int, int]]:
+    """Numbers from and to of chunks that are fetched together: some megabytes, or one long chunk."""
+    first = 0
+    while first < count:
+        stop = int(np.searchsorted(edges, edges[first] + RUN_BYTES_MAX, side="right")) - 1
+        stop = min(max(stop, first + 1), count)
+        yield first, stop
+        first = stop
+
+
+async def _fetch(
+    view: RemoteView, ref: FragmentRef, edges: npt.NDArray[np.int64], run: tuple[int, int]
+) -> bytes:
+    start, end = int(edges[run[0]]), int(edges[run[1]])
+    return await view.calls.get_range(view.keys.fragment(ref.offset), start, end - start)
 
 
 class _Files:
@@ -162,12 +205,10 @@ class _Files:
         self._position = osiris_file.FILE_HEADER_BYTES
         self.count += 1
 
-    def add(self, data: memoryview, positions: object, headers: object) -> None:
+    def add(self, data: memoryview, positions: npt.NDArray[np.int64], headers: npt.NDArray[Any]) -> None:
         """Append whole chunks."""
         assert self._segment is not None
         assert self._index is not None
-        assert isinstance(positions, np.ndarray)
-        assert isinstance(headers, np.ndarray)
         records = np.empty(len(positions), osiris_file.INDEX_DTYPE)
         for name in ("chunk_id", "timestamp", "epoch", "type"):
             records[name] = headers[name]

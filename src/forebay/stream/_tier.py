@@ -28,7 +28,8 @@ from forebay.kit.service import Health, HealthStatus
 from forebay.storage import ObjectStore
 from forebay.stream._config import TierConfig
 from forebay.stream._cutter import Cut, cuts
-from forebay.stream._errors import Deposed, Diverged, StreamDeleted
+from forebay.stream._errors import Deposed, Diverged, SegmentChanged, StreamDeleted
+from forebay.stream._fragment_source import FragmentSource
 from forebay.stream._keys import stream_of_directory
 from forebay.stream._local import LocalLog
 from forebay.stream._lookup import Lookup
@@ -41,6 +42,8 @@ __all__ = ["Lag", "StreamTier", "TierProgress"]
 
 _log = logging.getLogger(__name__)
 
+_LOOK_AGAIN = (PreconditionFailed, OutcomeUnknown, NotFound, SegmentChanged, FileNotFoundError)
+"""Another writer swapped or retained, or the broker removed a segment or cut its end off."""
 RESOLVES_MAX = 20
 """How often in a row a writer may lose the race for the root before it gives up and says so."""
 
@@ -193,9 +196,10 @@ class StreamTier:
                     self._resolved = False
                     await self._resolve()
                 await work()
-            except (PreconditionFailed, OutcomeUnknown, NotFound, FileNotFoundError) as error:
-                # Another writer swapped or retained, or the broker removed a segment: look again.
+            except _LOOK_AGAIN as error:
                 self._resolved = False
+                if isinstance(error, SegmentChanged):
+                    self.log.forget()
                 if attempt + 1 == RESOLVES_MAX:
                     self._error = error
                     raise
@@ -374,7 +378,7 @@ class StreamTier:
 
         async def one(cut: Cut) -> FragmentInfo:
             async with self._own_room, self._shared_room:
-                return await self.remote.fragments.put(cut.body(), self.log.identity)
+                return await self.remote.fragments.put(FragmentSource(cut), self.log.identity)
 
         tasks = [asyncio.create_task(one(cut)) for cut in batch]
         try:
