@@ -47,8 +47,8 @@ class TierConfig:
     branching: int = BRANCHING_DEFAULT
     """Entries of a group, M of the tree. 2 to 65,536, default 1,024."""
     uploads_max: int = 4
-    """Fragments of a stream on their way at once, of each a megabyte in memory. 1 to 64. A sidecar has at most
-    four times as many on their way for all its streams."""
+    """Fragments of a stream on their way at once, of each a megabyte in memory. 1 to 64. A sidecar has at
+    most four times as many on their way for all its streams."""
     changes_max: int = 10
     """Fragments that make a new root due at once. At least 1."""
     root_interval_ms: int = 5_000
