@@ -11,7 +11,7 @@ from tests.quiver.harness import SMALL, batch, drain, numbers, simulate, store
 from tests.quiver.sim_disk import SimDisk
 
 from forebay.errors import Closed, OutcomeUnknown, StorageFull, UsageError
-from forebay.formats.quiver_frame import WAL_MAGIC, decode_file_header
+from forebay.formats.quiver_frame import WAL_MAGIC, decode_file_header, scan
 from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver import Quiver, QuiverConfig, QuiverFailed, QuiverFull
 from forebay.testing.world import World
@@ -339,7 +339,8 @@ def test_failed_segment_write_loses_nothing_and_delays_only_itself(operation: st
             for number in range(40):
                 await quiver.ingest(batch(number))
             assert sorted(await drain(quiver, "a", timeout_s=3)) == list(range(40))
-            assert not [name for name in disk.files("wal/") if name.endswith(".wal")]
+            for data in (data for name, data in disk.files("wal/").items() if name.endswith(".wal")):
+                assert not list(scan(data, decode_file_header(data, WAL_MAGIC)))
         async with store(world, disk) as quiver:
             assert quiver.report.segments_lost == []
             assert await drain(quiver, "a") == []

@@ -15,7 +15,8 @@ from forebay.formats.quiver_frame import WAL_MAGIC
 from forebay.kit.clock import SystemClock
 from forebay.quiver import LocalDisk
 from forebay.quiver._errors import from_os_error
-from forebay.quiver._group_log import GroupLog, LogSettings
+from forebay.quiver._group_log import GroupLog
+from forebay.quiver._log_files import LogSettings
 from forebay.quiver._runs import RunSet
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 8)), max_size=30)

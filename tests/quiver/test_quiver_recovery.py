@@ -35,6 +35,26 @@ def test_numbers_never_restart_after_everything_was_delivered_and_deleted() -> N
     simulate(scenario)
 
 
+def test_killed_before_the_first_checkpoint_knows_every_record_and_starts_at_latest() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        await store(world, disk).open()
+        await world.clock().sleep(0.2)
+        # The spare of the log has taken the first number.
+        left = disk.after_crash(power_loss=False)
+        quiver = await store(world, left).open()
+        await quiver.register("a")
+        await quiver.ingest(batch(1))
+        await quiver.flush()
+        left = left.after_crash(power_loss=True)
+        async with store(world, left) as quiver:
+            assert not quiver.report.redelivery_possible
+            await quiver.register("b", "latest")
+            assert await drain(quiver, "b") == []
+            assert await drain(quiver, "a") == [1]
+
+    simulate(scenario)
+
+
 def test_damaged_entry_in_the_middle_costs_that_entry_alone() -> None:
     async def scenario(world: World, disk: SimDisk) -> None:
         quiver = await store(world, disk, SLOW).open()

@@ -26,7 +26,8 @@ from forebay.quiver._ack_state import AckState
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._disk import Disk
 from forebay.quiver._errors import from_os_error
-from forebay.quiver._group_log import GroupLog, Item, LogFile, LogSettings
+from forebay.quiver._group_log import GroupLog, Item
+from forebay.quiver._log_files import LogFile, LogSettings
 
 __all__ = ["Acks", "CheckpointFile"]
 

@@ -41,8 +41,9 @@ from forebay.quiver._disk import Disk, Piece
 from forebay.quiver._errors import DirectoryInUse, from_os_error
 from forebay.quiver._finalizer import Finalizer
 from forebay.quiver._gauges import Gauges
-from forebay.quiver._group_log import GroupLog, Item, LogSettings
+from forebay.quiver._group_log import GroupLog, Item
 from forebay.quiver._local_disk import LocalDisk
+from forebay.quiver._log_files import LogSettings
 from forebay.quiver._metrics import QuiverMetrics
 from forebay.quiver._orphans import Orphans
 from forebay.quiver._reading import SegmentView
@@ -156,18 +157,20 @@ class Quiver:
         self._wal = GroupLog(
             self._disk,
             LogSettings(
-                "wal",
-                "wal",
-                "wal",
-                WAL_MAGIC,
-                config.wal_file_bytes,
-                config.flush_interval_ms,
-                config.wal_spares_max,
-                config.wal_file_bytes,
+                lane="wal",
+                directory="wal",
+                suffix="wal",
+                magic=WAL_MAGIC,
+                file_bytes=config.wal_file_bytes,
+                flush_interval_ms=config.flush_interval_ms,
+                spares_max=config.wal_spares_max,
+                spare_bytes=config.wal_file_bytes,
+                ahead_bytes_max=config.wal_ahead_bytes_max,
             ),
             clock,
             on_durable=self._durable,
             on_sync=self._synced,
+            may_fill=lambda size: not self._retention.is_over(size),
         )
         self._finalizer = Finalizer(
             self._disk,
@@ -175,7 +178,7 @@ class Quiver:
             clock,
             next_segment=state.next_segment,
             register=self._register,
-            skipped=self._skipped,
+            skipped=state.note_absent,
             on_write=self._written,
         )
         self._deliveries = Deliveries(
@@ -434,9 +437,6 @@ class Quiver:
         self._retention.registered(info)
         self._deliveries.notify()
         self._trim_wanted.set()
-
-    def _skipped(self, number: int) -> None:
-        self._acks.state.note_absent(number)
 
     def _written(self, seconds: float, ok: bool) -> None:
         self._metrics.finalize_seconds.observe(seconds)

@@ -34,7 +34,7 @@ from forebay.quiver._ack_state import AckState
 from forebay.quiver._acks import RECORD_TYPE, CheckpointFile
 from forebay.quiver._aside import total_bytes
 from forebay.quiver._disk import Disk
-from forebay.quiver._group_log import SPARE, LogFile, file_name, generation_of
+from forebay.quiver._log_files import SPARE, LogFile, file_name, generation_of
 from forebay.quiver._report import RecoveryReport
 from forebay.quiver._runs import RunSet
 from forebay.quiver._segment_file import SegmentInfo, info_of, read_meta, segment_name
@@ -125,7 +125,7 @@ class _Recovery:
         found.state.settle_implied(keep=self.report.redelivery_possible)
 
     def _replay_acks(self, names: list[tuple[str, int]], since: int) -> None:
-        found, oldest = self.found, None
+        found, begins = self.found, 0
         for name, size in names:
             generation = generation_of(name, "log")
             if generation is None:
@@ -133,7 +133,6 @@ class _Recovery:
                     found.ack_spares.append((name, size))
                     found.next_ack_generation = max(found.next_ack_generation, spare + 1)
                 continue
-            oldest = generation if oldest is None else oldest
             file = LogFile(generation, size)
             found.ack_files.append(file)
             found.next_ack_generation = max(found.next_ack_generation, generation + 1)
@@ -142,7 +141,10 @@ class _Recovery:
                 record = self._record(frame, generation)
                 if generation >= since and record is not None:
                     found.state.apply(record)
-        if since == 0 and (self.report.checkpoints_damaged or (oldest or 1) > 1):
+            begins = begins or file.first_sequence
+        # Without a checkpoint the log must begin with the first record there ever was. Numbers of files do
+        # not tell: a spare may have had the first.
+        if since == 0 and (self.report.checkpoints_damaged or begins > 1):
             self.report.redelivery_possible = True
         if self.report.damaged_ranges:
             self.report.redelivery_possible = True
@@ -282,6 +284,8 @@ class _Recovery:
             self._damaged(f"{directory}-{file.generation:016d}-0", data[:FILE_HEADER_BYTES])
         if frames:
             file.first_sequence, file.last_sequence = frames[0].sequence, frames[-1].sequence
+        elif header is not None:
+            file.first_sequence = header.first_sequence
         return frames
 
     def _damaged_range(self, directory: str, generation: int, data: memoryview, damage: Damage) -> None:

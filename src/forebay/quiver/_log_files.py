@@ -1,0 +1,395 @@
+"""The files of an append-only log: which there are, which one is written, and which comes next.
+
+**Reuse.** A file whose frames nobody needs is kept as a *spare*, under another name, and written over later,
+from its beginning; at the first opening spares are filled with zeros. A sync of bytes that change no size
+needs no commit of the file system's journal: it takes half the time, and does not wait for the segment that
+is being written beside it. A spare is renamed away, durably, before it is written; its new header is durable
+before it gets its new name; frames of its earlier life have another generation.
+
+**Ahead.** Beginning a file takes three syncs, which no caller should wait for. Where the settings say so, a
+spare gets its header and its name as soon as its predecessor is begun, and is *ready*. One that is being made
+ready is waited for: files get rising generations in the order of their frames, which recovery relies on. A
+ready file is not in `files` before it is used, so that nobody trims it, and no checkpoint names it. Where all
+spares are used up another is filled with zeros, unless space is short.
+
+All state belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from forebay.formats.quiver_frame import FileHeader, encode_file_header
+from forebay.quiver._disk import Disk, DiskFile, Lane
+from forebay.quiver._errors import from_os_error
+
+__all__ = ["SPARE", "LogFile", "LogFiles", "LogSettings", "SyncFailed", "file_name", "generation_of"]
+
+T = TypeVar("T")
+SPARE: Final = "spare"
+"""Suffix of a file that waits to be used again."""
+_ZEROS: Final = bytes(1 << 20)
+
+
+class SyncFailed(Exception):
+    """Nobody knows what the disk holds."""
+
+
+@dataclass(slots=True)
+class LogFile:
+    """A file of the log."""
+
+    generation: int
+    size: int = 0
+    """Where its frames end. After recovery: all of it."""
+    first_sequence: int = 0
+    """No frame in it is below."""
+    last_sequence: int = -1
+    """Highest sequence in it, -1 where it has none."""
+    allocated: int = 0
+    """Bytes it had when it was begun."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk."""
+        return max(self.size, self.allocated)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What tells one log from the other."""
+
+    lane: Lane
+    directory: str
+    suffix: str
+    magic: bytes
+    file_bytes: int
+    """Bytes that a file should not pass."""
+    flush_interval_ms: int = 0
+    spares_max: int = 0
+    """Files kept for reuse."""
+    spare_bytes: int = 0
+    """Bytes of one that is made for it. Where it is at hand, frames need no new space on the disk."""
+    is_always_prepared: bool = False
+    """Make spares at every start that finds none, not at the first alone."""
+    ahead_bytes_max: int = 0
+    """Have the next file ready before it is needed; fill spares with zeros for it while the log stays below
+    so many bytes. 0: neither."""
+
+
+def file_name(generation: int, suffix: str) -> str:
+    """The name of a file, sorted as its number."""
+    return f"{generation:016d}.{suffix}"
+
+
+def generation_of(name: str, suffix: str) -> int | None:
+    """The number in a name, or None where it is not one of the log's."""
+    stem, dot, end = name.partition(".")
+    return int(stem) if dot and end == suffix and len(stem) == 16 and stem.isdecimal() else None
+
+
+class LogFiles:
+    """See the module. `may_fill` says whether so many bytes of zeros may be written; `on_failed_sync` hears
+    of a sync that failed where nobody waits for it."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        settings: LogSettings,
+        *,
+        may_fill: Callable[[int], bool],
+        on_failed_sync: Callable[[SyncFailed], None],
+    ) -> None:
+        self._disk = disk
+        self._settings = settings
+        self._directory = settings.directory
+        self._may_fill = may_fill
+        self._on_failed_sync = on_failed_sync
+        self._spares: dict[str, int] = {}
+        self._next_generation = 1
+        self._ready: tuple[DiskFile, LogFile] | None = None
+        self._is_readying = False
+        self._is_filling = False
+        self._is_full = False
+        self._is_open = False
+        self._waiting: tuple[int, Callable[[BaseException | None], None]] | None = None
+        self.files: dict[int, LogFile] = {}
+        """Every file of the log that is on disk, by its number, but for spares and the one that is ready."""
+        self.active: LogFile | None = None
+        """The file that gets frames."""
+        self.handle: DiskFile | None = None
+        self.bytes = 0
+        """Bytes of all files, spares included."""
+        self.spare_bytes = 0
+        """Bytes of the files that wait to be used again, the one that is ready included."""
+
+    def start(self, files: list[LogFile], next_generation: int, spares: Sequence[tuple[str, int]]) -> None:
+        """Go on behind what recovery found."""
+        self.files = {file.generation: file for file in files}
+        self._next_generation = next_generation
+        self._spares = dict(spares)
+        self._is_open = True
+        self.count()
+
+    def count(self) -> None:
+        """Sizes are asked for with every append, so they are counted only when a file changes."""
+        ready = 0 if self._ready is None else self._ready[1].bytes
+        self.spare_bytes = sum(self._spares.values()) + ready
+        self.bytes = sum(file.bytes for file in self.files.values()) + self.spare_bytes
+
+    # The next file.
+
+    def has_room(self, more: int) -> bool:
+        """Whether the active file takes so many bytes of frames."""
+        active = self.active
+        if active is None:
+            return False
+        if not active.allocated and (self._spares or self._ready is not None):
+            # A file that still grows is left for a spare as soon as there is one.
+            return False
+        return active.last_sequence < 0 or active.size + more <= self._settings.file_bytes
+
+    def begin(self, first_sequence: int, done: Callable[[BaseException | None], None]) -> None:
+        """Make the next file the active one, and call `done`: at once where it is ready."""
+        if self._is_readying:
+            self._waiting = (first_sequence, done)
+            return
+        old, self.handle, self.active = self.handle, None, None
+        if self._ready is not None:
+            if old is not None:
+                self._disk.submit("files", old.close, lambda result, problem: None)
+            ready, self._ready = self._ready, None
+            # It was made ready for an earlier sequence; what is in memory may be exact.
+            ready[1].first_sequence = first_sequence
+            self._use(ready)
+            done(None)
+            self.look_ahead(first_sequence)
+            return
+        header, spare = self._next(first_sequence)
+
+        def begun(result: tuple[DiskFile, LogFile] | None, problem: BaseException | None) -> None:
+            if result is not None:
+                self._use(result)
+            done(problem)
+            if result is not None:
+                self.look_ahead(first_sequence)
+
+        self._disk.submit(self._settings.lane, partial(self._begin_file, header, spare, old), begun)
+
+    def _use(self, opened: tuple[DiskFile, LogFile]) -> None:
+        self.handle, self.active = opened
+        self.files[self.active.generation] = self.active
+        self.count()
+
+    def _next(self, first_sequence: int) -> tuple[FileHeader, tuple[str, int] | None]:
+        header = FileHeader(self._settings.magic, self._next_generation, first_sequence)
+        self._next_generation += 1
+        spare = next(iter(self._spares.items()), None)
+        if spare is not None:
+            # Used up even if the attempt fails: nobody knows its name then.
+            del self._spares[spare[0]]
+            self.count()
+        return header, spare
+
+    def look_ahead(self, first_sequence: int) -> None:
+        """Get the next file ready. Its header names `first_sequence`: no frame that is still to be written is
+        below, those that wait already included."""
+        most = self._settings.ahead_bytes_max
+        if not most or not self._is_open or self._ready is not None or self._is_readying:
+            return
+        if self._spares:
+            self._is_readying = True
+            header, spare = self._next(first_sequence)
+            self._disk.submit("files", partial(self._begin_file, header, spare, None), self._made_ready)
+            return
+        size = self._settings.spare_bytes
+        if self._is_filling or self._is_full or self.bytes + size > most or not self._may_fill(size):
+            return
+        self._is_filling = True
+        name = self._new_name()
+
+        def filled(result: object, problem: BaseException | None) -> None:
+            self._is_filling = False
+            if problem is not None:
+                # Nobody waits for it, and a disk that is full should not be filled again and again.
+                self._is_full = True
+                return
+            self._spares[name] = size
+            self.count()
+            self.look_ahead(first_sequence)
+
+        self._disk.submit("files", partial(self._fill, name, size), filled)
+
+    def _made_ready(self, result: tuple[DiskFile, LogFile] | None, problem: BaseException | None) -> None:
+        self._is_readying = False
+        self._ready = result
+        self.count()
+        waiting, self._waiting = self._waiting, None
+        if isinstance(problem, SyncFailed):
+            self._on_failed_sync(problem)
+            if waiting is not None:
+                waiting[1](problem)
+        elif waiting is not None:
+            self.begin(*waiting)
+
+    def _new_name(self) -> str:
+        # A name that was never given: another spare may be in the lane, on its way to becoming a log file.
+        self._next_generation += 1
+        return file_name(self._next_generation - 1, SPARE)
+
+    # Files that come and go.
+
+    async def close(self) -> None:
+        """Close what is open. A ready file stays: the next opening finds no frame in it."""
+        self._is_open = False
+        # Behind what is being made ready or filled there.
+        await self._disk.run("files", lambda: None)
+        handles = [self.handle, None if self._ready is None else self._ready[0]]
+        self.handle = self.active = self._ready = None
+        for handle in handles:
+            if handle is not None:
+                await self._disk.run(self._settings.lane, handle.close)
+
+    async def remove(self, files: list[LogFile], *, is_working: bool, first_sequence: int) -> None:
+        """Let go of files whose frames nobody needs, unless one is about to get further frames."""
+        wanted = []
+        for file in files:
+            if file is self.active:
+                if is_working:
+                    continue
+                handle, self.handle, self.active = self.handle, None, None
+                if handle is not None:
+                    await self._disk.run(self._settings.lane, handle.close)
+            wanted.append(file)
+        if not wanted:
+            return
+        keep: dict[str, int] = {}
+        for file in wanted:
+            if len(self._spares) + len(keep) >= self._settings.spares_max:
+                break
+            # A short file would have to grow, and one with a large frame in it is too much to keep.
+            if self._settings.spare_bytes // 2 <= file.bytes <= 2 * self._settings.file_bytes:
+                keep[file_name(file.generation, SPARE)] = file.bytes
+        kept = await self._in_files(lambda: self._remove(wanted, keep))
+        for file in wanted:
+            self.files.pop(file.generation, None)
+        self._spares.update({name: keep[name] for name in kept})
+        self._is_full = self._is_full and not kept
+        self.count()
+        self.look_ahead(first_sequence)
+
+    async def prepare(self, first_sequence: Callable[[], int]) -> None:
+        """Have spares, when there is nothing to use again; and the first file."""
+        settings = self._settings
+        if self._spares or (self.files and not settings.is_always_prepared):
+            self.look_ahead(first_sequence())
+            return
+        self._is_filling = True
+        try:
+            for _ in range(settings.spares_max):
+                if not self._may_fill(settings.spare_bytes):
+                    break
+                name = self._new_name()
+                await self._in_files(partial(self._fill, name, settings.spare_bytes))
+                self._spares[name] = settings.spare_bytes
+                self.count()
+                self.look_ahead(first_sequence())
+        finally:
+            self._is_filling = False
+
+    async def drop_spares(self, keep: int = 0) -> None:
+        """Give the space of spares back, but for some."""
+        names = list(self._spares)[keep:]
+        for name in names:
+            del self._spares[name]
+        ready = None
+        if not keep and self._ready is not None:
+            ready, self._ready = self._ready, None
+            names.append(file_name(ready[1].generation, self._settings.suffix))
+        if not names:
+            return
+        self.count()
+
+        def work() -> None:
+            if ready is not None:
+                ready[0].close()
+            for name in names:
+                self._disk.remove(f"{self._directory}/{name}")
+            self._disk.sync_directory(self._directory)
+
+        await self._in_files(work)
+
+    async def _in_files(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._disk.run("files", work)
+        except OSError as error:
+            raise from_os_error(f"giving {self._settings.suffix} files back", error) from error
+
+    # In a lane.
+
+    def _fill(self, name: str, size: int) -> None:
+        place = f"{self._directory}/{name}"
+        file = self._disk.open(place, create=True)
+        try:
+            try:
+                for offset in range(0, size, len(_ZEROS)):
+                    file.write(offset, [_ZEROS[: size - offset]])
+                file.sync()
+            finally:
+                file.close()
+            self._disk.sync_directory(self._directory)
+        except OSError:
+            self._disk.remove(place)
+            raise
+
+    def _begin_file(
+        self, header: FileHeader, spare: tuple[str, int] | None, old: DiskFile | None
+    ) -> tuple[DiskFile, LogFile]:
+        if old is not None:
+            old.close()
+        name = f"{self._directory}/{file_name(header.generation, self._settings.suffix)}"
+        place = name if spare is None else f"{self._directory}/{spare[0]}"
+        file = self._disk.open(place, create=spare is None)
+        data = encode_file_header(
+            FileHeader(header.magic, header.generation, header.first_sequence, is_reused=spare is not None)
+        )
+        try:
+            file.write(0, [data])
+        except OSError:
+            file.close()
+            self._disk.remove(place)
+            raise
+        # Header and name are durable before any frame is: a file without a good header holds no frame, and
+        # one with frames and a bad header is damaged for certain.
+        try:
+            file.sync()
+            if spare is not None:
+                self._disk.rename(place, name)
+            self._disk.sync_directory(self._directory)
+        except OSError as error:
+            file.close()
+            raise SyncFailed(f"beginning a file: {error}") from error
+        allocated = 0 if spare is None else spare[1]
+        return file, LogFile(header.generation, len(data), header.first_sequence, allocated=allocated)
+
+    def _remove(self, files: list[LogFile], keep: dict[str, int]) -> list[str]:
+        kept = []
+        for file in files:
+            place = f"{self._directory}/{file_name(file.generation, self._settings.suffix)}"
+            spare = file_name(file.generation, SPARE)
+            if spare in keep:
+                try:
+                    self._disk.rename(place, f"{self._directory}/{spare}")
+                    kept.append(spare)
+                    continue
+                except OSError as error:
+                    # Renamed by an attempt that failed later: its space is better given back.
+                    if error.errno == errno.ENOENT:
+                        self._disk.remove(f"{self._directory}/{spare}")
+            self._disk.remove(place)
+        self._disk.sync_directory(self._directory)
+        return kept
