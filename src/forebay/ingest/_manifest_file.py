@@ -42,7 +42,7 @@ from forebay.kit.clock import Clock
 from forebay.kit.conditions import ABSENT
 from forebay.kit.metrics import MetricsRegistry
 from forebay.kit.retry import RetryPolicy, retry
-from forebay.storage import ObjectStore
+from forebay.storage import ObjectStore, StoredObject
 from forebay.storage._api import When
 
 __all__ = ["Change", "ManifestFile", "Manifests"]
@@ -93,21 +93,28 @@ class ManifestFile(Generic[M]):
         return await retry(self._load, policy=self._policy, clock=self._clock, randomness=self._random)
 
     async def _load(self) -> M:
-        try:
-            if isinstance(self._version, str):
-                found = await self._store.get_if_changed(self.key, self._version)
-            else:
-                found = await self._store.get(self.key)
-        except NotFound:
-            if self.exists:
-                raise ManifestLost(self.key) from None
-            self._current = True
-            return self.value
+        while True:
+            asked = self._version
+            found = await self._look(asked)
+            if self._version == asked:
+                break
+            # Another task read or wrote it meanwhile. What was found may be older than that: ask again.
         if found is not None:
             value = self._decode(found.data)
             self.value, self._version, self.size_bytes = value, found.version, len(found.data)
         self._current = True
         return self.value
+
+    async def _look(self, version: When) -> StoredObject | None:
+        """What lies there, or None where that is `version`, or nothing at all where none is known."""
+        try:
+            if isinstance(version, str):
+                return await self._store.get_if_changed(self.key, version)
+            return await self._store.get(self.key)
+        except NotFound:
+            if version is ABSENT:
+                return None
+            raise ManifestLost(self.key) from None
 
     async def update(self, change: Change[M], *, refresh: bool = False) -> M:
         """Apply `change` by compare-and-set and return the content it led to."""
