@@ -224,6 +224,10 @@ class _CountingFile:
         self._disk.written += sum(map(len, pieces))
         self._file.write(offset, pieces)
 
+    def write_aside(self, offset: int, pieces: Sequence[Piece]) -> None:
+        self._disk.written += sum(map(len, pieces))
+        self._file.write_aside(offset, pieces)
+
 
 @suite.benchmark(
     "quiver-bytes",

@@ -101,6 +101,9 @@ class KillerFile:
                     self.file.write(offset, [data[: len(data) // 2]])
             self.file.write(offset, [data])
 
+    def write_aside(self, offset: int, pieces: Sequence[Piece]) -> None:
+        self.write(offset, pieces)
+
     def truncate(self, size: int) -> None:
         self.file.truncate(size)
 

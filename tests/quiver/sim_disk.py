@@ -280,6 +280,9 @@ class SimFile:
                 raise OSError(errno.ENOSPC, "full", self.name)
         self._put(offset, data)
 
+    def write_aside(self, offset: int, pieces: Sequence[Piece]) -> None:
+        self.write(offset, pieces)
+
     def _put(self, offset: int, data: bytes) -> None:
         _put(self.inode.data, offset, data)
         self.inode.pending.append((offset, data))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import threading
 from functools import partial
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from forebay.errors import AccessDenied, StorageFull, Unavailable
 from forebay.formats.quiver_frame import WAL_MAGIC
 from forebay.kit.clock import SystemClock
-from forebay.quiver import LocalDisk
+from forebay.quiver import LocalDisk, _local_disk
 from forebay.quiver._errors import from_os_error
 from forebay.quiver._group_log import GroupLog
 from forebay.quiver._log_files import LogSettings
@@ -85,6 +86,38 @@ def test_many_pieces_are_written_whole_and_over_what_was_there(tmp_path: Path) -
     assert disk.read_range("x", 3, 100) == b"?" + b"".join(pieces)[:1]
     with pytest.raises(FileExistsError):
         disk.open("x", create=True)
+
+
+def test_what_nobody_waits_for_is_written_whole_and_bit_by_bit(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    for name, pieces in {
+        "none": [],
+        "large": [bytes(range(256)) * 5_000],
+        "many": [bytes([number % 256]) * (number % 700) for number in range(3_000)],
+        "even": [b"x" * (1 << 18), b"y" * (1 << 18)],
+    }.items():
+        file = disk.open(name, create=True)
+        file.write_aside(3, pieces)
+        file.sync()
+        file.close()
+        assert disk.read(name) == (b"\0" * 3 + b"".join(pieces) if pieces else b"")
+
+
+def test_error_of_the_disk_while_it_writes_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*given: object) -> int:
+        ctypes.set_errno(number)
+        return -1
+
+    monkeypatch.setattr(_local_disk, "_sync_file_range", refused)
+    file = LocalDisk(tmp_path).open("x", create=True)
+    number = errno.ENOSYS
+    file.write_aside(0, [b"x" * (1 << 20)])
+    number = errno.EIO
+    with pytest.raises(OSError, match="error"):
+        file.write_aside(0, [b"x" * (1 << 20)])
+    file.close()
 
 
 def test_map_stays_readable_when_its_file_is_gone(tmp_path: Path) -> None:

@@ -55,8 +55,7 @@ class QuiverConfig:
     """Bytes that a WAL file does not pass, unless for one large group."""
     wal_spare_files: int = 2
     """Finished WAL files kept to be written over, which makes syncs about twice as fast. 0 to 64, and never
-    more than a quarter of `wal_bytes_max`. At the first opening they are filled with zeros; so is another
-    one, while the WAL is below three quarters of its bound, when all are in use."""
+    more than a quarter of `wal_bytes_max`. At the first opening they are filled with zeros."""
     flush_interval_ms: int = 0
     """Longest pause between two syncs of the WAL. 0 syncs as soon as the previous sync ends, still for all
     who wait. It delays acknowledgements; it never lets one come early."""
@@ -97,11 +96,6 @@ class QuiverConfig:
     def wal_spares_max(self) -> int:
         """Spare WAL files that the bound of the WAL leaves room for."""
         return min(self.wal_spare_files, self.wal_bytes_max // (4 * self.wal_file_bytes))
-
-    @property
-    def wal_ahead_bytes_max(self) -> int:
-        """Bytes of the WAL up to which spares are made before they are needed. 0: none are wanted."""
-        return self.wal_bytes_max * 3 // 4 if self.wal_spares_max else 0
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -30,6 +30,11 @@ class DiskFile(Protocol):
         """Write all of it, or raise; after an error any part may have been written."""
         ...
 
+    def write_aside(self, offset: int, pieces: Sequence[Piece]) -> None:
+        """As `write`, for much data that nobody waits for: the disk gets it bit by bit, so that a sync of
+        another file does not queue behind all of it. Durable with `sync`, as everything."""
+        ...
+
     def truncate(self, size: int) -> None:
         """Cut the file."""
         ...

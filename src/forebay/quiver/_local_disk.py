@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -24,6 +25,10 @@ _Job: TypeAlias = tuple[Callable[[], Any], Callable[[Any, Any], None], asyncio.A
 _PIECES_PER_CALL: Final = 512
 """Pieces of one writev, below the system's own bound of 1,024."""
 _LOCK_NAME: Final = "lock"
+_ASIDE_BYTES: Final = 256 * 1024
+"""Bytes that the disk gets at once of what nobody waits for: a sync waits behind one such piece at most."""
+_WRITE_OUT: Final = 1 | 2 | 4
+"""sync_file_range(2): wait for writes under way, begin those of the range, wait for them."""
 
 
 class LocalDisk:
@@ -196,6 +201,24 @@ class _LocalFile:
             if ahead and written:
                 ahead[0] = ahead[0][written:]
 
+    def write_aside(self, offset: int, pieces: Sequence[Piece]) -> None:
+        """Pieces of some 256 KiB, each handed to the disk before the next is written. Left to itself, the
+        kernel would hand all of it over at the sync, and every sync of the WAL would wait behind it."""
+        waiting: list[Piece] = []
+        size = 0
+        for piece in pieces:
+            view = memoryview(piece).cast("B")
+            while view:
+                part, view = view[: _ASIDE_BYTES - size], view[_ASIDE_BYTES - size :]
+                waiting.append(part)
+                size += len(part)
+                if size == _ASIDE_BYTES:
+                    self.write(offset, waiting)
+                    _write_out(self._descriptor, offset, size)
+                    offset, waiting, size = offset + size, [], 0
+        if waiting:
+            self.write(offset, waiting)
+
     def truncate(self, size: int) -> None:
         """ftruncate."""
         os.ftruncate(self._descriptor, size)
@@ -207,6 +230,22 @@ class _LocalFile:
     def close(self) -> None:
         """close."""
         os.close(self._descriptor)
+
+
+_system: Final = ctypes.CDLL(None, use_errno=True)
+_sync_file_range: Final = getattr(_system, "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+
+def _write_out(descriptor: int, offset: int, size: int) -> None:
+    """Have the disk write a range, which makes nothing durable. Where that cannot be asked for, nothing."""
+    if _sync_file_range is None or _sync_file_range(descriptor, offset, size, _WRITE_OUT) == 0:
+        return
+    # An error of the disk is told once, so it must not get lost here.
+    number = ctypes.get_errno()
+    if number in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+        raise OSError(number, os.strerror(number))
 
 
 def make_directories(path: Path) -> None:

@@ -9,8 +9,7 @@ before it gets its new name; frames of its earlier life have another generation.
 **Ahead.** Beginning a file takes three syncs, which no caller should wait for. Where the settings say so, a
 spare gets its header and its name as soon as its predecessor is begun, and is *ready*. One that is being made
 ready is waited for: files get rising generations in the order of their frames, which recovery relies on. A
-ready file is not in `files` before it is used, so that nobody trims it, and no checkpoint names it. Where all
-spares are used up another is filled with zeros, unless space is short.
+ready file is not in `files` before it is used, so that nobody trims it, and no checkpoint names it.
 
 All state belongs to the event loop.
 """
@@ -76,9 +75,8 @@ class LogSettings:
     """Bytes of one that is made for it. Where it is at hand, frames need no new space on the disk."""
     is_always_prepared: bool = False
     """Make spares at every start that finds none, not at the first alone."""
-    ahead_bytes_max: int = 0
-    """Have the next file ready before it is needed; fill spares with zeros for it while the log stays below
-    so many bytes. 0: neither."""
+    is_ahead: bool = False
+    """Have the next file ready before it is needed, where there is a spare."""
 
 
 def file_name(generation: int, suffix: str) -> str:
@@ -113,8 +111,6 @@ class LogFiles:
         self._next_generation = 1
         self._ready: tuple[DiskFile, LogFile] | None = None
         self._is_readying = False
-        self._is_filling = False
-        self._is_full = False
         self._is_open = False
         self._waiting: tuple[int, Callable[[BaseException | None], None]] | None = None
         self.files: dict[int, LogFile] = {}
@@ -198,31 +194,12 @@ class LogFiles:
     def look_ahead(self, first_sequence: int) -> None:
         """Get the next file ready. Its header names `first_sequence`: no frame that is still to be written is
         below, those that wait already included."""
-        most = self._settings.ahead_bytes_max
-        if not most or not self._is_open or self._ready is not None or self._is_readying:
+        if not self._settings.is_ahead or not self._is_open:
             return
-        if self._spares:
+        if self._spares and self._ready is None and not self._is_readying:
             self._is_readying = True
             header, spare = self._next(first_sequence)
             self._disk.submit("files", partial(self._begin_file, header, spare, None), self._made_ready)
-            return
-        size = self._settings.spare_bytes
-        if self._is_filling or self._is_full or self.bytes + size > most or not self._may_fill(size):
-            return
-        self._is_filling = True
-        name = self._new_name()
-
-        def filled(result: object, problem: BaseException | None) -> None:
-            self._is_filling = False
-            if problem is not None:
-                # Nobody waits for it, and a disk that is full should not be filled again and again.
-                self._is_full = True
-                return
-            self._spares[name] = size
-            self.count()
-            self.look_ahead(first_sequence)
-
-        self._disk.submit("files", partial(self._fill, name, size), filled)
 
     def _made_ready(self, result: tuple[DiskFile, LogFile] | None, problem: BaseException | None) -> None:
         self._is_readying = False
@@ -236,17 +213,12 @@ class LogFiles:
         elif waiting is not None:
             self.begin(*waiting)
 
-    def _new_name(self) -> str:
-        # A name that was never given: another spare may be in the lane, on its way to becoming a log file.
-        self._next_generation += 1
-        return file_name(self._next_generation - 1, SPARE)
-
     # Files that come and go.
 
     async def close(self) -> None:
         """Close what is open. A ready file stays: the next opening finds no frame in it."""
         self._is_open = False
-        # Behind what is being made ready or filled there.
+        # Behind what is being made ready there.
         await self._disk.run("files", lambda: None)
         handles = [self.handle, None if self._ready is None else self._ready[0]]
         self.handle = self.active = self._ready = None
@@ -278,7 +250,6 @@ class LogFiles:
         for file in wanted:
             self.files.pop(file.generation, None)
         self._spares.update({name: keep[name] for name in kept})
-        self._is_full = self._is_full and not kept
         self.count()
         self.look_ahead(first_sequence)
 
@@ -288,18 +259,16 @@ class LogFiles:
         if self._spares or (self.files and not settings.is_always_prepared):
             self.look_ahead(first_sequence())
             return
-        self._is_filling = True
-        try:
-            for _ in range(settings.spares_max):
-                if not self._may_fill(settings.spare_bytes):
-                    break
-                name = self._new_name()
-                await self._in_files(partial(self._fill, name, settings.spare_bytes))
-                self._spares[name] = settings.spare_bytes
-                self.count()
-                self.look_ahead(first_sequence())
-        finally:
-            self._is_filling = False
+        for _ in range(settings.spares_max):
+            if not self._may_fill(settings.spare_bytes):
+                break
+            # A name that was never given: another spare may be in the lane, becoming a log file.
+            name = file_name(self._next_generation, SPARE)
+            self._next_generation += 1
+            await self._in_files(partial(self._fill, name, settings.spare_bytes))
+            self._spares[name] = settings.spare_bytes
+            self.count()
+            self.look_ahead(first_sequence())
 
     async def drop_spares(self, keep: int = 0) -> None:
         """Give the space of spares back, but for some."""
@@ -337,7 +306,7 @@ class LogFiles:
         try:
             try:
                 for offset in range(0, size, len(_ZEROS)):
-                    file.write(offset, [_ZEROS[: size - offset]])
+                    file.write_aside(offset, [_ZEROS[: size - offset]])
                 file.sync()
             finally:
                 file.close()

@@ -165,7 +165,7 @@ class Quiver:
                 flush_interval_ms=config.flush_interval_ms,
                 spares_max=config.wal_spares_max,
                 spare_bytes=config.wal_file_bytes,
-                ahead_bytes_max=config.wal_ahead_bytes_max,
+                is_ahead=True,
             ),
             clock,
             on_durable=self._durable,

@@ -215,7 +215,7 @@ def write(disk: Disk, built: Built) -> SegmentInfo:
     temporary = f"{name}.tmp"
     file = disk.open(temporary, create=True)
     try:
-        file.write(0, built.pieces)
+        file.write_aside(0, built.pieces)
         file.sync()
     except BaseException:
         file.close()
