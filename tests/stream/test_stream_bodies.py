@@ -14,7 +14,7 @@ from tests.stream.logs import HASTY, HandClock, expected, read_all, reader_of, t
 from forebay.formats import Corrupt, osiris_chunk, stream_fragment
 from forebay.storage import ANY, MemoryStore, ObjectStore, Source, open_store
 from forebay.storage._api import When
-from forebay.stream import Diverged, StreamWriter, WriterConfig, restore_stream
+from forebay.stream import Diverged, Spec, StreamWriter, WriterConfig, restore_stream
 from forebay.stream._cutter import Cut, cuts
 from forebay.stream._errors import SegmentChanged
 from forebay.stream._fragment_source import FragmentSource
@@ -234,3 +234,27 @@ async def test_two_tiers_of_one_log_upload_it_once(tmp_path: Path) -> None:
     ]
     await asyncio.gather(*[tier.run_once() for tier in tiers])
     assert await read_all(reader_of(store)) == expected(0, tiers[0].log.next_offset)
+
+
+@pytest.mark.parametrize("tier", ["local", "remote"])
+async def test_damage_keeps_nobody_from_the_chunks_before_it(tmp_path: Path, tier: str) -> None:
+    write_sizes(tmp_path / "log", [1000] * 10)
+    store = MemoryStore()
+    await tier_of(tmp_path / "log", store, config={"fragment_bytes": 64 * MIB}).run_once()
+    at = int(cut_of(tmp_path / "log").segment.records["position"][6]) + 500
+    if tier == "local":
+        segment = next((tmp_path / "log").glob("*.segment"))
+        segment.write_bytes(_flipped(segment.read_bytes(), at))
+    else:
+        [key] = [info.key async for info in store.list() if info.key.endswith(".fragment")]
+        await store.put(key, _flipped((await store.get(key)).data, at))
+    reader = reader_of(store, tmp_path / "log" if tier == "local" else None, config={"block_bytes": MIB})
+    found: list[int] = []
+    with pytest.raises(Corrupt, match="checksum"):
+        async for chunk in reader.chunks(Spec("first")):
+            found.append(chunk.header.chunk_id)
+    assert found == list(range(6))
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]

@@ -52,6 +52,7 @@ __all__ = [
     "check_run",
     "decode",
     "decode_header",
+    "decode_whole",
     "encode",
     "gather_headers",
     "walk",
@@ -187,17 +188,27 @@ def _check_header(header: ChunkHeader, at: int) -> None:
 
 def decode(data: Bytes, at: int = 0, *, check: bool = True) -> Chunk:
     """The chunk at `at`; with `check`, its checksum is compared. Raises `Corrupt` where it is cut short."""
+    chunk = decode_whole(data, at, check=check)
+    if chunk is None:
+        length = decode_header(data, at).length
+        raise Corrupt(_WHAT, at, f"{len(data) - at} bytes of a chunk of {length}")
+    return chunk
+
+
+def decode_whole(data: Bytes, at: int = 0, *, check: bool = True) -> Chunk | None:
+    """`decode`, or None where the header is there and the chunk goes on behind the end of `data`."""
     header = decode_header(data, at)
-    if header.length > len(data) - at:
-        raise Corrupt(_WHAT, at, f"{len(data) - at} bytes of a chunk of {header.length}")
-    view = memoryview(data)
-    bloom_end = at + HEADER_BYTES + header.bloom_bytes
+    bloom_at = at + HEADER_BYTES
+    bloom_end = bloom_at + header.bloom_bytes
     data_end = bloom_end + header.data_bytes
+    trailer_end = data_end + header.trailer_bytes
+    if trailer_end > len(data):
+        return None
+    view = memoryview(data)
     body = view[bloom_end:data_end]
     if check:
         check_data(header, body, at)
-    trailer = view[data_end : data_end + header.trailer_bytes]
-    return Chunk(header, view[at + HEADER_BYTES : bloom_end], body, trailer)
+    return Chunk(header, view[bloom_at:bloom_end], body, view[data_end:trailer_end])
 
 
 def check_data(header: ChunkHeader, data: Bytes, at: int = 0) -> None:

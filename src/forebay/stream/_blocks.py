@@ -83,6 +83,11 @@ class BlockReader:
             start += len(piece)
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
+    async def rest(self, ref: FragmentRef, start: int) -> memoryview:
+        """What the block with the byte at `start` holds from there on."""
+        await self._load(ref, start)
+        return self._data[start - self._start :]
+
     async def _load(self, ref: FragmentRef, position: int) -> None:
         if ref == self._ref and 0 <= position - self._start < len(self._data):
             return

@@ -16,7 +16,7 @@ Offset specs mean what they mean to a broker; the answers are those of a log tha
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -288,14 +288,14 @@ class StreamReader:
 
     def _local_chunks(
         self, segment: Segment, place: int, matcher: Matcher | None
-    ) -> list[tuple[ChunkHeader, Chunk | None]]:
+    ) -> Iterator[tuple[ChunkHeader, Chunk | None]]:
         """A read's worth of chunks of one segment file."""
         number = segment.find(place)
         positions = segment.positions
         start = int(positions[number])
         stop = max(int(np.searchsorted(positions, start + LOCAL_READ_BYTES, side="right")) - 1, number + 1)
-        data = segment.read(start, int(positions[stop]) - start)
-        found: list[tuple[ChunkHeader, Chunk | None]] = []
+        data = memoryview(segment.read(start, int(positions[stop]) - start))
+        # One by one: damage keeps nobody from the chunks before it.
         for position in positions[number:stop].tolist():
             chunk = osiris_chunk.decode(data, position - start, check=self.config.check_crc)
             skip = (
@@ -303,5 +303,4 @@ class StreamReader:
                 and chunk.header.type == osiris_chunk.USER
                 and not matcher.matches(chunk.bloom)
             )
-            found.append((chunk.header, None if skip else chunk))
-        return found
+            yield chunk.header, None if skip else chunk

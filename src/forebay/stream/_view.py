@@ -168,6 +168,13 @@ class RemoteView:
                 start = await self._position(ref, chunk_id)
             end = DATA_AT + ref.data_bytes
             while start < end:
+                if matcher is None:
+                    # A block at a time, without a coroutine for each chunk.
+                    for whole in _whole_chunks(await blocks.rest(ref, start), check=self._config.check_crc):
+                        start += whole.header.length
+                        yield whole
+                    if start == end:
+                        break
                 header, chunk = await self._chunk(blocks, ref, start, end, matcher)
                 start += header.length
                 yield header if chunk is None else chunk
@@ -221,6 +228,17 @@ class RemoteView:
         key = self.keys.fragment(block.ref.offset)
         name = self.fragments.cache_name(block.ref.offset)
         return (name, block.start, block.length), lambda: self.calls.get_range(key, block.start, block.length)
+
+
+def _whole_chunks(data: memoryview, *, check: bool) -> Iterator[Chunk]:
+    """The chunks from the beginning of `data` on, up to one that is not all in it."""
+    at, last = 0, len(data) - HEADER_BYTES
+    while at <= last:
+        chunk = osiris_chunk.decode_whole(data, at, check=check)
+        if chunk is None:
+            return
+        at += chunk.header.length
+        yield chunk
 
 
 def _runs(
