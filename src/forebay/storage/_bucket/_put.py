@@ -49,7 +49,7 @@ MULTIPART_BYTES = 8 * 1024 * 1024
 """From this size on an unconditional put goes up in parts of this size. S3 takes parts from 5 MiB on."""
 STREAMED_BYTES_MIN = 4 * 1024 * 1024
 """From this size on a source is sent piece by piece; a smaller body is held in memory."""
-UPLOADS_MAX = 16
+UPLOADS_MAX = 64
 """Sources that a store sends piece by piece at once; more wait their turn."""
 SOURCE_BYTES_MAX = 128 * 1024 * 1024
 """Bytes that a store holds of sources which it cannot send piece by piece. A longer one is held alone."""
