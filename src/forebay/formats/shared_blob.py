@@ -60,7 +60,7 @@ class Part:
     encoding: str = ENCODING
 
 
-class Slice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Slice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Where one partition's batch lies in the blob."""
 
     topic: str

@@ -21,8 +21,8 @@ from forebay.log._writer_metrics import WriterMetrics
 __all__ = ["PartitionCache", "PartitionState", "load_state"]
 
 
-class PartitionState(msgspec.Struct, eq=False):
-    """A partition as it was at one version."""
+class PartitionState(msgspec.Struct, eq=False, gc=False):
+    """A partition as it was at one version. Part of no ring, so the collector need not see it."""
 
     keys: PartitionKeys
     control: Control | None
@@ -43,20 +43,20 @@ class PartitionCache:
 
     def __init__(self, partitions_max: int) -> None:
         self._partitions_max = partitions_max
-        self._states: OrderedDict[tuple[str, int], PartitionState] = OrderedDict()
+        self._states: OrderedDict[str, PartitionState] = OrderedDict()
         # Apart from the others and in the order of their commits, so that nobody has to walk over all.
-        self._unindexed: dict[tuple[str, int], PartitionState] = {}
+        self._unindexed: dict[str, PartitionState] = {}
 
     def __len__(self) -> int:
         return len(self._states)
 
     def get(self, keys: PartitionKeys) -> PartitionState | None:
         """What is known, or None."""
-        return self._states.get((keys.topic, keys.partition))
+        return self._states.get(keys.partition_key)
 
     def put(self, state: PartitionState) -> None:
         """Remember a state. One that is pushed out leaves its entry to the next writer or compactor."""
-        name = state.keys.topic, state.keys.partition
+        name = state.keys.partition_key
         self._states[name] = state
         self._states.move_to_end(name)
         self._unindexed.pop(name, None)
@@ -68,8 +68,8 @@ class PartitionCache:
 
     def forget(self, keys: PartitionKeys) -> None:
         """Read it again before the next commit."""
-        self._states.pop((keys.topic, keys.partition), None)
-        self._unindexed.pop((keys.topic, keys.partition), None)
+        self._states.pop(keys.partition_key, None)
+        self._unindexed.pop(keys.partition_key, None)
 
     def unindexed(self, committed_before: float) -> list[PartitionState]:
         """States whose pending append was committed by that time and is not in the index, for all we know."""
@@ -81,7 +81,7 @@ class PartitionCache:
     def set_indexed(self, state: PartitionState) -> None:
         """The entry of the pending append is in the index."""
         state.indexed = True
-        name = state.keys.topic, state.keys.partition
+        name = state.keys.partition_key
         if self._unindexed.get(name) is state:
             del self._unindexed[name]
 

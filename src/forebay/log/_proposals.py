@@ -108,9 +108,9 @@ def first_control(state: PartitionState) -> Control:
 def waves(units: Iterable[Unit]) -> list[list[Unit]]:
     """Units such that no wave holds a partition twice, and each partition's are in order."""
     waves: list[list[Unit]] = []
-    depth: dict[tuple[str, int], int] = {}
+    depth: dict[str, int] = {}
     for unit in units:
-        name = (unit.keys.topic, unit.keys.partition)
+        name = unit.keys.partition_key
         number = depth.get(name, 0)
         depth[name] = number + 1
         if number == len(waves):

@@ -4,6 +4,9 @@ Fields of ours that the specification does not have are optional and left out wh
 not know are ignored, so that either side can read the other's. `control` is the heart: log state, counter
 and pending append are one record, so a fence is atomic with a commit.
 
+A commit makes several of these per partition. They hold plain values and can be part of no ring, so they are
+kept from the garbage collector (`gc=False`), which would run several times in a flush of 100 partitions.
+
     counter      next offset to be assigned; it starts at 1 and never goes back
     pending      the last append; the next append puts its index entry and replaces it in one request
     epoch        the fencing epoch: it only grows, so a stale writer is told apart from a fenced log
@@ -44,7 +47,7 @@ CompactionState = Literal["WRITING_COMPACTED_INDEX", "DELETING_OLD", "UPDATING_C
 LogState = Literal["OPEN", "FENCED"]
 
 
-class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One append or one compacted range. Its key names the last offset it covers."""
 
     type: EntryType
@@ -72,7 +75,7 @@ class IndexEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return end_offset - self.msg_count + 1
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Pending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The last append, before its index entry is put."""
 
     append_id: str
@@ -104,7 +107,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class ProducerAppend(msgspec.Struct, frozen=True, array_like=True):
+class ProducerAppend(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a partition remembers of one append of an idempotent producer."""
 
     sequence: int
@@ -113,7 +116,7 @@ class ProducerAppend(msgspec.Struct, frozen=True, array_like=True):
     at_ms: int
 
 
-class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The state of a partition."""
 
     log_state: LogState
