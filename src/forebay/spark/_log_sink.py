@@ -48,6 +48,8 @@ __all__ = ["LogBatchWriter", "LogSinkOptions", "LogStreamWriter", "current_task"
 
 STAGE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of rows a task gathers for one object."""
+ROWS_PER_PARTITION: Final = 256
+"""Rows for each partition of a topic that are routed together: every part of a batch has its price."""
 COLUMNS: Final = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
@@ -109,26 +111,38 @@ class _Task:
         self._client = open_client
         self._turn = turn
         self._partitions: dict[str, int] = {}
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
+        self._arrived: list[pa.RecordBatch] = []
+        self._arrived_rows = 0
+        self._routed: list[AppendGroup] = []
+        self._bytes = 0
         self.staged: list[StagedAppend] = []
         self.rows = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows; stage when there are enough for an object."""
+        """Take rows; stage when there are enough for an object.
+
+        They are put in the order of their partitions as they come, while they are in the processor's cache.
+        """
         self.rows += batch.num_rows
-        self._waiting.append(batch)
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes >= STAGE_BYTES:
+        self._bytes += batch.nbytes
+        self._arrived.append(batch)
+        self._arrived_rows += batch.num_rows
+        if self._arrived_rows >= ROWS_PER_PARTITION * max(self._partitions.values(), default=1):
+            self._route()
+        if self._bytes >= STAGE_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Stage what has gathered."""
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        groups = [group for batch in _together(waiting) for group in self._groups(batch)]
-        if groups:
+        self._route()
+        routed, self._routed, self._bytes = self._routed, [], 0
+        if routed:
             bay = self._client.bay
-            self.staged += self._client.run(stage(bay.writer, groups, bay.parts.clock))
+            self.staged += self._client.run(stage(bay.writer, routed, bay.parts.clock))
+
+    def _route(self) -> None:
+        arrived, self._arrived, self._arrived_rows = self._arrived, [], 0
+        self._routed += [group for batch in _together(arrived) for group in self._groups(batch)]
 
     def _groups(self, batch: pa.RecordBatch) -> Iterator[AppendGroup]:
         if "topic" not in batch.schema.names:
@@ -148,7 +162,8 @@ class _Task:
         if isinstance(chosen, int):
             yield AppendGroup(topic, chosen, records)
             return
-        order = np.argsort(chosen, kind="stable")
+        # A stable sort of few bits is a radix sort.
+        order = np.argsort(chosen.astype(np.min_scalar_type(int(chosen.max()))), kind="stable")
         records, chosen = _taken(records, order), chosen[order]
         bounds = [0, *(np.flatnonzero(np.diff(chosen)) + 1).tolist(), len(chosen)]
         for first, last in itertools.pairwise(bounds):

@@ -47,7 +47,8 @@ def targets(keys: pa.BinaryArray, partitions: int, without_key: int) -> npt.NDAr
     offsets = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1]
     lengths = np.diff(offsets)
     chosen = np.empty(len(keys), np.int32)
-    distinct = np.unique(lengths)
+    same = len(lengths) and int(lengths.min()) == int(lengths.max())
+    distinct = lengths[:1] if same else np.unique(lengths)
     if len(distinct) > LENGTHS_MAX or (len(distinct) and distinct[-1] > KEY_BYTES_MAX):
         chosen[:] = [
             without_key if key is None else partition_of(key, partitions) for key in keys.to_pylist()

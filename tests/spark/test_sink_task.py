@@ -1,0 +1,100 @@
+"""What one task of a sink stages: every row once, in its partition, in the order it came, in few objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import forebay
+from forebay.log import Publications, StagedAppend, partition_of
+from forebay.spark import _log_sink
+from forebay.spark._clients import Client, Deployment, client
+from forebay.spark._log_sink import ROWS_PER_PARTITION, LogSinkOptions, _Task
+
+ROWS = 2_000
+
+
+def arriving(rows_each: int, topics: list[str | None] | None = None) -> Iterator[pa.RecordBatch]:
+    """Rows with keys, in batches of some size; of `topics` in turn."""
+    for first in range(0, ROWS, rows_each):
+        numbers = range(first, min(first + rows_each, ROWS))
+        columns = {
+            "key": pa.array(
+                [b"k%d" % (number % 37) if number % 11 else None for number in numbers], pa.binary()
+            ),
+            "value": pa.array([b"v%06d" % number for number in numbers]),
+        }
+        if topics:
+            columns["topic"] = pa.array([topics[number % len(topics)] for number in numbers], pa.string())
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def staged_into(data: Path, partitions: int, batches: Iterator[pa.RecordBatch]) -> list[StagedAppend]:
+    """Stage and publish, as a task and the driver do."""
+    options = LogSinkOptions(Deployment(str(data)), "t", partitions, "none", None)
+    opened: Client = client(options.deployment, options.codec)
+    task = _Task(options, opened, 3)
+    for batch in batches:
+        task.add(batch)
+    task.flush()
+    assert task.rows == ROWS
+    parts = opened.bay.parts
+    publications = Publications(
+        opened.bay.writer, parts.store, parts.coordinator, clock=parts.clock, ids=parts.ids
+    )
+    opened.run(publications.publish("name", 0, task.staged))
+    return task.staged
+
+
+def found(data: Path, topic: str) -> dict[int, list[bytes]]:
+    with forebay.connect(data) as bay:
+        table = bay.read(topic).read_all()
+    rows: dict[int, list[bytes]] = {}
+    for partition, value in zip(table["partition"].to_pylist(), table["value"].to_pylist(), strict=True):
+        rows.setdefault(partition, []).append(value)
+    return rows
+
+
+def expected(partitions: int, numbers: Iterator[int]) -> dict[int, list[bytes]]:
+    rows: dict[int, list[bytes]] = {}
+    for number in numbers:
+        key = b"k%d" % (number % 37) if number % 11 else None
+        partition = 3 % partitions if key is None else partition_of(key, partitions)
+        rows.setdefault(partition, []).append(b"v%06d" % number)
+    return rows
+
+
+@pytest.mark.parametrize("rows_each", [1, 97, ROWS])
+@pytest.mark.parametrize("partitions", [1, 3, 300])
+def test_rows_keep_their_order_however_they_arrive(tmp_path: Path, rows_each: int, partitions: int) -> None:
+    staged = staged_into(tmp_path, partitions, arriving(rows_each))
+    assert found(tmp_path, "t") == expected(partitions, iter(range(ROWS)))
+    # One append for a partition of one object, whatever the number of batches.
+    assert len(staged) == len(expected(partitions, iter(range(ROWS))))
+    assert len({append.uri for append in staged}) == 1
+
+
+def test_a_topic_per_row_and_a_topic_for_the_rest(tmp_path: Path) -> None:
+    staged_into(tmp_path, 2, arriving(50, ["one", "two", None]))
+    for place, topic in enumerate(["one", "two", "t"]):
+        assert found(tmp_path, topic) == expected(2, iter(range(place, ROWS, 3)))
+
+
+def test_rows_are_routed_with_enough_others_of_their_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routed: list[int] = []
+    together = _log_sink._together
+
+    def counted(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        routed.append(sum(batch.num_rows for batch in batches))
+        return together(batches)
+
+    monkeypatch.setattr(_log_sink, "_together", counted)
+    staged_into(tmp_path, 4, arriving(100))
+    least = 4 * ROWS_PER_PARTITION
+    # How many partitions there are is known once the first rows are routed.
+    assert [least <= rows < least + 100 for rows in routed[1:-1]] == [True] * (len(routed) - 2)
