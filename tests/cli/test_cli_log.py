@@ -21,7 +21,7 @@ from forebay.kit import IdSource, SystemClock
 from forebay.log import AppendGroup, Fenced, LogReader, LogWriter
 from forebay.log._group_records import TopicPartition
 from forebay.log._groups import Groups
-from forebay.log._keys import PartitionKeys
+from forebay.log._keys import CATALOG_PARTITION_KEY, PartitionKeys, topic_key
 from forebay.log._meta import read_meta
 from forebay.storage import open_store
 
@@ -125,6 +125,21 @@ def test_verify_lists_orphans_and_is_still_content(forebay: Run, data: Path) -> 
     ran = forebay("verify", "--data", data, "-o", "json")
     assert ran.code == 0 and ran.document["orphans"] == ["llog/wal-shared/nobody"]
     assert "orphan: llog/wal-shared/nobody" in forebay("verify", "--data", data).out
+
+
+def test_one_damaged_topic_is_named_and_the_others_are_listed(forebay: Run, data: Path) -> None:
+    async def damage() -> None:
+        async with open_coordinator(data) as coordinator:
+            await coordinator.put(topic_key("orders"), b"torn", partition_key=CATALOG_PARTITION_KEY)
+
+    asyncio.run(damage())
+    listed = forebay("topics", "list", "--data", data, "-o", "json")
+    assert listed.code == 0 and listed.document["topic"] == "clicks"
+    assert "warning: " in listed.err and "llog-catalog/topics/orders" in listed.err
+    ran = forebay("verify", "--data", data, "-o", "json")
+    assert ran.code == 1 and "llog-catalog/topics/orders" in ran.document["problems"][0]
+    text = forebay("verify", "--data", data)
+    assert text.code == 1 and "catalog: " in text.out
 
 
 def test_a_directory_that_is_not_there_is_not_made(forebay: Run, tmp_path: Path) -> None:

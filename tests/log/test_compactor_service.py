@@ -55,6 +55,18 @@ async def stopped(service: CompactorService) -> None:
     await service.stop()
 
 
+async def test_a_topic_that_cannot_be_read_degrades_the_service_and_stops_no_other() -> None:
+    bed = Bed()
+    await bed.append(2, 2)
+    await bed.coordinator.put(topic_key("torn"), b"torn", partition_key=CATALOG_PARTITION_KEY)
+    service = service_of(bed)
+    assert [each.outcome for each in await service.run_pass() if each.progressed] == ["compacted"]
+    await service.start()
+    health = service.health()
+    assert health.status is HealthStatus.DEGRADED and topic_key("torn") in health.reasons[0]
+    await stopped(service)
+
+
 async def test_a_pass_compacts_every_partition_of_the_catalog() -> None:
     bed = Bed()
     await bed.append(2, 2, partitions=[0, 1, 2])

@@ -154,8 +154,41 @@ async def test_an_impossible_record_is_damage_and_nobody_counts_up_to_it(field: 
     coordinator = MemoryCoordinator()
     value = b'{"topic":"t","topic_id":"x","created_at_ms":1,%s}' % field.encode()
     await coordinator.put(topic_key("t"), value, ABSENT, partition_key=CATALOG_PARTITION_KEY)
-    for ask in (_catalog(coordinator=coordinator).describe("t"), _catalog(coordinator=coordinator).list()):
-        with pytest.raises(StorageDamaged, match="llog-catalog/topics/t"):
+    catalog = _catalog(coordinator=coordinator)
+    with pytest.raises(StorageDamaged, match="llog-catalog/topics/t"):
+        await catalog.describe("t")
+    with pytest.raises(StorageDamaged, match="llog-catalog/topics/t"):
+        (await catalog.survey()).whole()
+    assert await catalog.list() == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"not JSON",
+        b'{"topic":"other","topic_id":"x","partitions":2,"created_at_ms":1}',
+        b'{"topic":"../up","topic_id":"x","partitions":2,"created_at_ms":1}',
+    ],
+)
+async def test_an_entry_that_cannot_be_read_hides_no_other_topic(
+    value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = MemoryCoordinator()
+    catalog = _catalog(coordinator=coordinator)
+    for name in ("a", "b", "c"):
+        await catalog.create(name)
+    await coordinator.put(topic_key("b"), value, partition_key=CATALOG_PARTITION_KEY)
+    assert [topic.topic for topic in await catalog.list()] == ["a", "c"]
+    assert "llog-catalog/topics/b" in caplog.text
+    survey = await catalog.survey()
+    assert [topic.topic for topic in survey.topics] == ["a", "c"]
+    [error] = survey.damaged
+    assert "llog-catalog/topics/b" in error.message and error.hint
+    with pytest.raises(StorageDamaged):
+        survey.whole()
+    # Nothing is done to it, and nothing is built on it, until somebody has put it right.
+    for ask in (catalog.describe("b"), catalog.create("b"), catalog.ensure("b", 1), catalog.delete("b")):
+        with pytest.raises(StorageDamaged, match="llog-catalog/topics/b"):
             await ask
 
 

@@ -352,6 +352,24 @@ async def test_a_cursor_or_a_start_behind_the_end_gives_nothing_up(damaged: str)
     assert await bed.unreadable() == []
 
 
+async def test_nothing_is_removed_while_an_entry_of_the_catalog_cannot_be_read() -> None:
+    bed = Bed()
+    await bed.append(2, 2, 2)
+    await bed.compact()
+    key = topic_key(bed.keys.topic)
+    whole = await bed.coordinator.get(key, partition_key=CATALOG_PARTITION_KEY)
+    assert whole is not None
+    await bed.coordinator.put(key, b"torn", partition_key=CATALOG_PARTITION_KEY)
+    before = await keys_of(bed)
+    for _ in range(3):
+        bed.clock.elapsed += 3_600
+        with pytest.raises(StorageDamaged, match=key):
+            await bed.vacuum().run_once()
+    assert await keys_of(bed) == before
+    await bed.coordinator.put(key, whole.value, partition_key=CATALOG_PARTITION_KEY)
+    assert await bed.unreadable() == []
+
+
 @pytest.mark.parametrize(
     "wrong", [{"grace_ms": -1}, {"mark_gap_ms": -1}, {"candidates_max": 0}, {"marks_max": 0}]
 )

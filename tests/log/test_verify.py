@@ -361,6 +361,19 @@ async def test_requests_of_an_explanation_are_counted_also_those_in_vain(
     assert (await explained(bed, 1)).requests == {"control": 1, "index": 1, "object": 3}
 
 
+async def test_a_topic_that_cannot_be_read_is_a_problem_and_its_objects_are_no_orphans() -> None:
+    bed = await filled(2, 3, 1)
+    await bed.writer.append_shared([AppendGroup.of("other", 0, [b"x"])])
+    await bed.coordinator.put(topic_key(bed.keys.topic), b"torn", partition_key=CATALOG_PARTITION_KEY)
+    await bed.store.put(shared_wal_key("unknown"), b"perhaps of that topic")
+    report = await bed.verify()
+    assert not report.ok and report.orphans == []
+    [problem] = report.as_json()["problems"]
+    assert topic_key(bed.keys.topic) in problem
+    # Its records are found by the objects that name it, and looked at all the same.
+    assert {(each.topic, each.records) for each in report.partitions} == {("other", 1), (bed.keys.topic, 6)}
+
+
 def test_reports_are_plain_data_in_the_promised_form() -> None:
     report = VerifyReport([PartitionReport("t", 0, 3, ["torn"])], ["orphan"])
     assert report.as_json() == {

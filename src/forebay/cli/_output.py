@@ -26,6 +26,7 @@ __all__ = [
     "progress",
     "table",
     "time_text",
+    "warning",
 ]
 
 
@@ -42,6 +43,11 @@ def document(value: Any) -> None:
 def line(text: str) -> None:
     """Print one line of text."""
     sys.stdout.write(text + "\n")
+
+
+def warning(text: str) -> None:
+    """Print what the caller should know on stderr, whatever the form of the output."""
+    sys.stderr.write(f"warning: {printable(text)}\n")
 
 
 def console(stream: IO[str] | None = None) -> Console:

@@ -17,6 +17,7 @@ from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
     from forebay.log import Topic, TopicSettings
+    from forebay.log._topics import CatalogSurvey
 
 __all__ = ["app"]
 
@@ -82,13 +83,16 @@ def create(
 @app.command("list")
 @deployment_options
 def list_topics(deployment: Deployment) -> None:
-    """Every topic. JSON: a line per topic."""
+    """Every topic. JSON: a line per topic. An entry that cannot be read is named on stderr."""
 
-    async def work() -> list[Topic]:
+    async def work() -> CatalogSurvey:
         async with open_log(deployment) as parts:
-            return await parts.catalog().list()
+            return await parts.catalog().survey()
 
-    topics = wait_for(work())
+    found = wait_for(work())
+    topics = found.topics
+    for error in found.damaged:
+        out.warning(f"a topic is left out: {error.message}")
     if out.is_json():
         for topic in topics:
             out.document(_facts(topic))

@@ -162,7 +162,7 @@ class CompactorService(Service):
         await self._claims.close()
 
     def health(self) -> Health:
-        """Degraded while partitions fail."""
+        """Degraded while partitions fail, or topics cannot be read."""
         chores = self._chores.health()
         details = {
             **chores.details,
@@ -172,8 +172,11 @@ class CompactorService(Service):
             "billing": estimate(self.metrics),
         }
         status, reasons = chores.status, list(chores.reasons)
-        if self._failing and status is HealthStatus.HEALTHY:
+        damaged = self.targets.damaged
+        if (self._failing or damaged) and status is HealthStatus.HEALTHY:
             status = HealthStatus.DEGRADED
+        if damaged and status is not HealthStatus.STOPPED:
+            reasons.append(f"{len(damaged)} topics cannot be read: {damaged[0].message}")
         if self._failing and status is not HealthStatus.STOPPED:
             keys, text = next(iter(self._failing.items()))
             reasons.append(f"{len(self._failing)} partitions fail, as {keys}: {text}")

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from forebay.errors import StorageDamaged
 from forebay.log._keys import PartitionKeys
 from forebay.log._topics import Catalog, Topic, TopicSettings
 
-__all__ = ["Targets", "catalog_partitions"]
+__all__ = ["Targets", "catalog_partitions", "partitions_of"]
 
 
 async def catalog_partitions(catalog: Catalog) -> list[PartitionKeys]:
-    """Every partition the catalog knows, of topics under deletion as well."""
+    """Every partition the catalog knows, of topics under deletion as well; raises where it is not whole."""
+    return partitions_of((await catalog.survey()).whole())
+
+
+def partitions_of(topics: Iterable[Topic]) -> list[PartitionKeys]:
+    """Every partition of these topics."""
     return [
-        PartitionKeys(topic.topic, partition)
-        for topic in await catalog.list()
-        for partition in range(topic.partitions)
+        PartitionKeys(topic.topic, partition) for topic in topics for partition in range(topic.partitions)
     ]
 
 
@@ -34,6 +38,8 @@ class Targets:
         self._settings: dict[PartitionKeys, TopicSettings] = {}
         self.known: set[PartitionKeys] = set(self._seed)
         """The targets now."""
+        self.damaged: list[StorageDamaged] = []
+        """Entries of the catalog that cannot be read: their partitions are nobody's targets."""
 
     def settings(self, keys: PartitionKeys) -> TopicSettings:
         """How the topic is kept; the defaults where the catalog does not know it."""
@@ -41,15 +47,16 @@ class Targets:
 
     async def refresh(self) -> tuple[set[PartitionKeys], set[PartitionKeys]]:
         """Ask the catalog: which targets are new, and which are gone."""
+        survey = await self._catalog.survey()
         found = {
             PartitionKeys(topic.topic, partition): topic.settings
-            for topic in await self._catalog.list()
+            for topic in survey.topics
             if _is_compacted(topic)
             for partition in range(topic.partitions)
         }
         now = self._seed | found.keys()
         added, gone = now - self.known, self.known - now
-        self.known, self._settings = now, found
+        self.known, self._settings, self.damaged = now, found, survey.damaged
         return added, gone
 
     def __len__(self) -> int:

@@ -20,19 +20,31 @@ The record of a deleted topic stays, for one number: offsets of a topic created 
 begin behind those that were given out before. A writer that slept through the deletion may still put the
 index entry of its last append, if absent. If offsets began at 1 again, that stale entry would one day stand
 where a new one belongs.
+
+An entry that cannot be read says nothing of the others. They are listed, and it is named beside them; only
+who must know every partition there is, as the vacuum, refuses to go on (`CatalogSurvey.whole`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
 
 from forebay.coordination import Coordinator, Delete, DeleteRange, Operation, Put, Record
-from forebay.errors import ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
+from forebay.errors import (
+    ForebayError,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StorageDamaged,
+    Unavailable,
+    UsageError,
+)
 from forebay.kit.clock import Clock
 from forebay.kit.conditions import ABSENT
 from forebay.kit.ids import IdSource
@@ -52,16 +64,34 @@ from forebay.log._records import Control, decode_record, encode_record
 from forebay.log._topic import Topic, TopicDeleted, TopicExists, TopicSettings, TopicState
 from forebay.storage import ObjectStore
 
-__all__ = ["Catalog", "Topic", "TopicDeleted", "TopicExists", "TopicSettings"]
+__all__ = ["Catalog", "CatalogSurvey", "Topic", "TopicDeleted", "TopicExists", "TopicSettings"]
 
 DELETES_PER_CALL: Final = 1_000
 """Objects removed per request to the store."""
 PARTITIONS_PER_STEP: Final = 256
 """Partitions fenced or removed per round trip."""
 
+_log = logging.getLogger("forebay.log")
+
 T = TypeVar("T")
 _Change = Callable[[Topic | None], Topic | None]
 """From the present record to the new one; None where nothing is to be changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogSurvey:
+    """Everything the catalog holds at the moment of a look."""
+
+    topics: list[Topic]
+    """By name, those under deletion too."""
+    damaged: list[StorageDamaged]
+    """What is wrong with each entry that cannot be read."""
+
+    def whole(self) -> list[Topic]:
+        """The topics; raises where an entry cannot be read: nobody knows then what its partitions name."""
+        for error in self.damaged:
+            raise error
+        return self.topics
 
 
 class Catalog:
@@ -335,7 +365,7 @@ class Catalog:
     async def _read_once(self, topic: str) -> tuple[Record | None, Topic | None]:
         key = topic_key(topic)
         record = await self._coordinator.get(key, partition_key=CATALOG_PARTITION_KEY)
-        return record, None if record is None else decode_record(Topic, key, record.value)
+        return record, None if record is None else _decoded(record)
 
     async def _get(self, key: str, partition_key: str) -> Record | None:
         return await self._retry(lambda: self._coordinator.get(key, partition_key=partition_key))
@@ -349,15 +379,47 @@ class Catalog:
             retryable=_again,
         )
 
-    async def list(self) -> list[Topic]:
-        """Every topic, by name. (Last in the class: its name hides the builtin from annotations.)"""
+    async def survey(self) -> CatalogSurvey:
+        """Every topic, and every entry that cannot be read."""
 
-        async def attempt() -> list[Topic]:
-            scan = self._coordinator.scan_all(*topics_range(), partition_key=CATALOG_PARTITION_KEY)
-            topics = [decode_record(Topic, record.key, record.value) async for record in scan]
-            return sorted([one for one in topics if one.state != "DELETED"], key=lambda one: one.topic)
+        async def attempt() -> CatalogSurvey:
+            found = CatalogSurvey([], [])
+            async for record in self._coordinator.scan_all(
+                *topics_range(), partition_key=CATALOG_PARTITION_KEY
+            ):
+                try:
+                    topic = _decoded(record)
+                except StorageDamaged as error:
+                    found.damaged.append(error)
+                    continue
+                if topic.state != "DELETED":
+                    found.topics.append(topic)
+            found.topics.sort(key=lambda one: one.topic)
+            return found
 
         return await self._retry(attempt)
+
+    async def list(self) -> list[Topic]:
+        """Every topic that can be read, by name; the log of the process hears of those that cannot. (Last in
+        the class: its name hides the builtin from annotations.)"""
+        found = await self.survey()
+        for error in found.damaged:
+            _log.warning("a topic is left out: %s (%s)", error.message, error.hint)
+        return found.topics
+
+
+def _decoded(record: Record) -> Topic:
+    topic = decode_record(Topic, record.key, record.value)
+    try:
+        expected = topic_key(topic.topic)
+    except UsageError:
+        expected = ""
+    if record.key != expected:
+        raise StorageDamaged(
+            f"{record.key!r} is the entry of topic {topic.topic!r}",
+            hint="something else wrote this key; `forebay log verify` shows what is affected",
+        )
+    return topic
 
 
 def _fenced(topic: Topic, record: Record | None) -> Control:

@@ -29,7 +29,7 @@ from forebay.formats.shared_blob import Header
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
 from forebay.log._compaction_run import entries_from
-from forebay.log._discovery import catalog_partitions
+from forebay.log._discovery import partitions_of
 from forebay.log._fetch import decode_slice
 from forebay.log._keys import CATALOG_PARTITION_KEY, ROOT, PartitionKeys, topic_key
 from forebay.log._meta import PartitionMeta, read_meta
@@ -86,19 +86,22 @@ class VerifyReport:
     partitions: list[PartitionReport] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     """Objects that no partition names: left by crashes, by compaction, by an upload under way."""
+    problems: list[str] = field(default_factory=list)
+    """What is wrong with the catalog itself: topics that cannot be read."""
 
     @property
     def ok(self) -> bool:
         """Whether nothing is missing or damaged. Orphans do no harm."""
-        return not any(partition.problems for partition in self.partitions)
+        return not self.problems and not any(partition.problems for partition in self.partitions)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
+        """Plain data; with `problems` only where the catalog has some."""
+        document = {
             "ok": self.ok,
             "partitions": [partition.as_json() for partition in self.partitions],
             "orphans": self.orphans,
         }
+        return document | ({"problems": self.problems} if self.problems else {})
 
 
 async def verify(
@@ -115,11 +118,13 @@ async def verify(
     catalog = Catalog(store, coordinator, clock=clock, ids=ids, randomness=randomness)
     objects = LogObjects(store, coordinator, clock=clock, randomness=randomness)
     report = VerifyReport()
-    partitions = await catalog_partitions(catalog)
-    if topic is not None:
-        await catalog.describe(topic)
-        partitions = [keys for keys in partitions if keys.topic == topic]
-    search = _OrphanSearch(objects, partitions)
+    survey = await catalog.survey()
+    if topic is None:
+        partitions = partitions_of(survey.topics)
+        report.problems = [error.message for error in survey.damaged]
+    else:
+        partitions = partitions_of([await catalog.describe(topic)])
+    search = _OrphanSearch(objects, partitions, unsure=bool(survey.damaged))
     await search.run(f"{ROOT}/" if topic is None else f"{ROOT}/{topic}/partitions/")
     report.orphans = search.orphans
     for keys in [*partitions, *search.hidden]:
@@ -133,14 +138,17 @@ async def verify(
 class _OrphanSearch:
     """Finds objects that nobody names, and on the way partitions that the catalog does not know."""
 
-    def __init__(self, objects: LogObjects, partitions: Sequence[PartitionKeys]) -> None:
+    def __init__(
+        self, objects: LogObjects, partitions: Sequence[PartitionKeys], *, unsure: bool = False
+    ) -> None:
+        """`unsure`: there may be partitions that nobody can ask."""
         self._objects = objects
         self._partitions = partitions
         self._known = set(partitions)
         self.hidden: list[PartitionKeys] = []
         """Partitions that exist and are not in the catalog."""
         self._orphans: list[str] = []
-        self._unsure = False
+        self._unsure = unsure
 
     @property
     def orphans(self) -> list[str]:
