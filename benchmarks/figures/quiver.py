@@ -6,9 +6,9 @@ waits for durability gets from the disk without further thought. Ours writes the
 every ingest; at 25 ms the crate answers before the sync, so ours keeps many batches in flight there, none of
 them counted before its sync.
 
-Turns are short and have a new directory each, and in a new directory ours fills a WAL file with zeros beside
-the first ingests. It is there before the clock starts, as at every later opening; neither the crate nor the
-raw side makes anything of the kind.
+Turns are short and have a new directory each, and in a new directory ours fills two WAL files with zeros
+beside the first ingests. They are there before the clock starts, as at every later opening of a store in use;
+neither the crate nor the raw side makes anything of the kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IN_FLIGHT = 4_096
 """Batches of one producer that wait for a sync at 25 ms; the store itself bounds their bytes."""
 CAP_BYTES = 1 << 40
 SPARE_LOOKS = 10_000
-"""Looks for the spare, a millisecond apart. One that is not there by then will not be: the turn goes on."""
+"""Looks for the spares, a millisecond apart. What is not there by then will not be: the turn goes on."""
 
 
 def bench_batch(rows: int) -> pa.RecordBatch:
@@ -79,7 +79,7 @@ class Ours:
 
     async def _until_spare(self, quiver: Quiver) -> None:
         for _ in range(SPARE_LOOKS):
-            if quiver.stats().wal_bytes >= self._config.wal_file_bytes:
+            if quiver.stats().wal_bytes >= self._config.wal_spares_max * self._config.wal_file_bytes:
                 return
             await asyncio.sleep(0.001)
 

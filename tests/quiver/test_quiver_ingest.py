@@ -199,7 +199,8 @@ def test_dictionary_that_outgrows_its_index_is_split_and_keeps_its_type() -> Non
 
 def test_replayed_slices_count_their_logical_bytes() -> None:
     async def scenario(world: World, disk: SimDisk) -> None:
-        config = dataclasses.replace(SMALL, segment_open_ms=1_000_000)
+        # Twenty of these are more than a segment of the usual size here, which would be cut.
+        config = dataclasses.replace(SMALL, segment_open_ms=1_000_000, segment_bytes=8_192)
         long = pa.record_batch({"number": pa.array(range(1_000_000), pa.int64())})
         async with store(world, disk, config) as quiver:
             for at in range(20):

@@ -141,3 +141,29 @@ def test_file_that_is_ready_goes_when_space_is_short_and_counts_until_then() -> 
             assert quiver.stats().used_bytes == disk.used_bytes
 
     simulate(scenario)
+
+
+def test_whoever_is_alone_is_written_at_once_and_a_crowd_shares_its_syncs() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        groups: list[int] = []
+        settings = LogSettings("wal", "wal", "wal", WAL_MAGIC, 1 << 20, is_eager=True)
+        log = GroupLog(disk, settings, world.clock(), on_durable=lambda group: groups.append(len(group)))
+        log.start([], 1, 1, [])
+
+        async def one() -> None:
+            await log.append(1, 0, [b"x"], 1).done
+
+        for _ in range(3):
+            await one()
+        alone = log.append(1, 0, [b"x"], 1)
+        assert not log._pending, "not a turn of the loop later"
+        await alone.done
+        groups.clear()
+        for _ in range(10):
+            await asyncio.gather(*(one() for _ in range(16)))
+        # The first of them was taken for one who is alone, once.
+        assert groups[:2] == [1, 15]
+        assert groups[2:] == [16] * 9
+        await log.close()
+
+    simulate(scenario)

@@ -75,6 +75,9 @@ class LogSettings:
     """Bytes of one that is made for it. Where it is at hand, frames need no new space on the disk."""
     is_always_prepared: bool = False
     """Make spares at every start that finds none, not at the first alone."""
+    is_eager: bool = False
+    """Write a frame at once where the one before it was alone, instead of at the end of the loop's turn. Not
+    for a log that gets several frames in a row from one caller."""
     is_ahead: bool = False
     """Have the next file ready before it is needed, where there is a spare."""
 

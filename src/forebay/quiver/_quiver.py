@@ -74,16 +74,6 @@ class Receipt:
     ingested_ms: int
 
 
-@dataclass(slots=True)
-class _Payload:
-    signal: str
-    fingerprint: bytes
-    batch: pa.RecordBatch
-    context: dict[str, str]
-    size: int
-    time_ms: int
-
-
 class Quiver:
     """An instance on a directory. Open it with `async with`, or with `open` and `close`."""
 
@@ -165,6 +155,7 @@ class Quiver:
                 flush_interval_ms=config.flush_interval_ms,
                 spares_max=config.wal_spares_max,
                 spare_bytes=config.wal_file_bytes,
+                is_eager=True,
                 is_ahead=True,
             ),
             clock,
@@ -359,10 +350,12 @@ class Quiver:
         if wal.projected_bytes(length + FRAME_OVERHEAD_BYTES) > config.wal_bytes_max:
             await self._admit_to_wal(length + FRAME_OVERHEAD_BYTES)
         now_ms = self._clock.now_ms()
-        payload = _Payload(signal, form.fingerprint, self._held(batch, size, pieces), context, size, now_ms)
+        # The log gives this number to the next frame, and nothing is awaited until then.
+        number = wal.next_sequence
+        held = Batch(number, now_ms, self._held(batch, size, pieces), context, size)
         self._kept_loop_bytes += length
-        item = wal.append(ENTRY_TYPE, now_ms * 1_000_000, pieces, length, payload)
-        item.answer = Receipt(item.sequence, now_ms)
+        item = wal.append(ENTRY_TYPE, now_ms * 1_000_000, pieces, length, (signal, form.fingerprint, held))
+        item.answer = Receipt(number, now_ms)
         return item.done
 
     async def flush(self) -> None:
@@ -413,13 +406,9 @@ class Quiver:
         rows: dict[str, int] = {}
         add = self._finalizer.add
         for item in group:
-            new: _Payload = item.payload
-            add(
-                new.signal,
-                new.fingerprint,
-                Batch(item.sequence, new.time_ms, new.batch, new.context, new.size),
-            )
-            rows[new.signal] = rows.get(new.signal, 0) + new.batch.num_rows
+            signal, fingerprint, batch = item.payload
+            add(signal, fingerprint, batch)
+            rows[signal] = rows.get(signal, 0) + batch.batch.num_rows
         self._metrics.batches.inc(len(group))
         for signal, count in rows.items():
             self._metrics.rows.labels(signal).inc(count)

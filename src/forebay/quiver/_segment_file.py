@@ -47,9 +47,9 @@ SOURCES_MAX: Final = 100_000
 """Ingested batches in one segment. The open segment is finalized when it has so many."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """One ingested batch, with its place in the WAL."""
+    """One ingested batch, with its place in the WAL. Not frozen, for one is made with every ingest."""
 
     sequence: int
     time_ms: int
@@ -160,7 +160,7 @@ def _meta(
         Source(
             each.batch.num_rows,
             each.time_ms,
-            contexts.setdefault(tuple(sorted(each.context.items())), len(contexts)),
+            contexts.setdefault(tuple(sorted(each.context.items())) if each.context else (), len(contexts)),
         )
         for each in batches
     ]
