@@ -22,7 +22,7 @@ FLUSH_DELAY_MS = 20
 async def _decode_only() -> None:
     from forebay.broker._bodies import decode_json
     from forebay.broker._errors import refusal
-    from forebay.broker._http import Request, Response
+    from forebay.broker._http import Reply, Request, Response
     from forebay.broker._limits import HttpLimits
     from forebay.broker._server import HttpServer, Refuser
     from forebay.formats.http_messages import JSON, ProduceRequest
@@ -30,9 +30,9 @@ async def _decode_only() -> None:
 
     answer = json.dumps({"results": [], "success_count": 1, "error_count": 0}).encode()
 
-    async def handler(request: Request) -> Response:
+    def handler(request: Request, reply: Reply) -> None:
         decode_json(request.body, ProduceRequest)
-        return Response(200, answer, JSON)
+        reply(Response(200, answer, JSON))
 
     class Refusing(Refuser):
         def refused(self, status: int, kind: str, message: str, hint: str) -> Response:

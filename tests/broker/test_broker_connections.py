@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 
 import msgspec
 import pytest
-from tests.broker.bed import FAST, Client, serving, until
+from tests.broker.bed import FAST, Answer, Client, Wire, serving, until
 
 from forebay.broker import BrokerConfig, HttpLimits, _produce_columns
+from forebay.broker._connection import PLACE_FACTOR
 from forebay.broker._limits import HEADERS_MAX, PIPELINE_MAX, TARGET_BYTES_MAX
 from forebay.formats.bytes_batch import BytesBatch, encode_batch
 from forebay.formats.http_messages import MSGPACK, ProducePartitionPacked, ProduceRequestPacked
@@ -282,6 +284,64 @@ async def test_a_body_that_is_announced_and_never_sent_keeps_nobody_out() -> Non
         assert (await client.produce("t", 0, ["x" * 800])).status == 200
         for wire in idle:
             await wire.close()
+        await until(lambda: broker.server.body_bytes == 0)
+
+
+@pytest.mark.parametrize("kind", ["json", "frame"])
+async def test_bodies_that_come_in_odd_pieces_are_whole_and_requests_follow_each_other(kind: str) -> None:
+    """Some come with their headers, some grow where they stay, some end in the middle of a read."""
+    randomness = random.Random(5)
+    sizes = [1, 15_000, 16_384, 16_500, 100_000, 130_000, 1_100_000, 3, 300_000]
+    records = [randomness.randbytes(size // 2).hex() for size in sizes]
+    stream = b""
+    for number, record in enumerate(records):
+        if kind == "json":
+            body = json.dumps({"topic_partitions": [{"topic": "t", "partition": 0, "records": [record]}]})
+            stream += _post(body.encode(), "application/json", number)
+        else:
+            frame = memoryview(encode_batch(BytesBatch.of([record.encode()])))
+            batch = ProducePartitionPacked(topic="t", partition=0, frame=frame)
+            stream += _post(msgspec.msgpack.encode(ProduceRequestPacked([batch])), MSGPACK, number)
+    async with serving() as (broker, client):
+        wire = await client.open()
+        answers = asyncio.create_task(_answers(wire, len(records)))
+        at = 0
+        while at < len(stream):
+            step = randomness.choice([1, 200, 5_000, 16_384, 60_000, 400_000])
+            await wire.raw(stream[at : at + step])
+            at += step
+            await asyncio.sleep(0)
+        assert [answer.headers["X-Request-Id"] for answer in await answers] == [
+            str(number) for number in range(len(records))
+        ]
+        assert broker.server.body_bytes == 0
+        await wire.close()
+        found: list[str] = []
+        while len(found) < len(records):
+            answer = (await client.consume("t", 0, len(found) + 1)).json()
+            found += [one["value"] for one in answer["results"][0]["records"]]
+        assert found == records
+
+
+def _post(body: bytes, kind: str, number: int) -> bytes:
+    head = f"POST /produce HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nX-Request-Id: {number}\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def _answers(wire: Wire, count: int) -> list[Answer]:
+    return [await wire.answer() for _ in range(count)]
+
+
+async def test_a_body_takes_no_more_memory_than_a_few_times_what_has_come() -> None:
+    async with serving() as (broker, client):
+        wire = await client.open()
+        head = b"POST /produce HTTP/1.1\r\nHost: localhost\r\nContent-Length: 30000000\r\n\r\n"
+        await wire.raw(head + b" " * 1_000)
+        await until(lambda: broker.server.body_bytes == 1_000)
+        [connection] = broker.server.connections
+        assert connection._place is not None
+        assert len(connection._place) == PLACE_FACTOR * 1_000
+        await wire.close()
         await until(lambda: broker.server.body_bytes == 0)
 
 

@@ -5,6 +5,7 @@ from forebay.broker._collector import calm_collector
 from forebay.broker._config import BrokerConfig, Role
 from forebay.broker._limits import HttpLimits
 from forebay.broker._routes import Action
+from forebay.broker._service_door import ServiceDoor
 from forebay.broker._tls import self_signed, server_tls
 from forebay.broker._tokens import TokenRecord, Tokens
 
@@ -14,6 +15,7 @@ __all__ = [
     "BrokerConfig",
     "HttpLimits",
     "Role",
+    "ServiceDoor",
     "TokenRecord",
     "Tokens",
     "calm_collector",

@@ -22,7 +22,7 @@ VIEW_BYTES: Final = 16
 """Bytes of one view; its first four are the length of what it shows."""
 
 
-def unpacked_bytes(stream: bytes, most: int) -> int:
+def unpacked_bytes(stream: bytes | memoryview, most: int) -> int:
     """Bytes of the buffers of a stream once none is compressed; counts no further than beyond `most`.
 
     Raises `ValueError` or an Arrow error where the stream cannot be understood.

@@ -16,7 +16,7 @@ from forebay.broker._config import BrokerConfig, is_loopback
 from forebay.broker._errors import HttpRefusal, Unauthenticated
 from forebay.broker._http import Request
 from forebay.broker._routes import Access, Route
-from forebay.broker._tokens import TokenAccess, TokenTable
+from forebay.broker._tokens import TokenTable
 
 __all__ = ["ANYBODY", "Auth"]
 
@@ -34,21 +34,27 @@ class Auth:
         self._local = not self._needed and is_loopback(config.host)
         self._tokens = tokens
 
-    def wants_token(self, request: Request, route: Route) -> bool:
-        """Whether the caller needs a token; raises where it may not call anything here."""
+    def access_now(self, request: Request, route: Route, params: Mapping[str, str]) -> Access | None:
+        """What the caller may do; None: ask `access`. Raises where it may not call this route."""
         headers = request.headers
         if "origin" in headers:
             _check_origin(headers["origin"], headers.get("host", ""))
         if self._local:
             _check_host(headers.get("host", ""))
-        return self._needed and not route.open
+        if not self._needed or route.open:
+            return ANYBODY
+        return self._checked(request, route, params) if self._tokens.fresh else None
 
     async def access(self, request: Request, route: Route, params: Mapping[str, str]) -> Access:
         """What the token of a request allows; raises where that is not this route."""
+        await self._tokens.refresh()
+        return self._checked(request, route, params)
+
+    def _checked(self, request: Request, route: Route, params: Mapping[str, str]) -> Access:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Unauthenticated("this broker wants a token")
-        access: TokenAccess = await self._tokens.access(token.strip())
+        access = self._tokens.access(token.strip())
         if route.action is not None:
             access.check(route.action, params.get("topic"))
         return access

@@ -68,7 +68,7 @@ def read(request: Request, kind: type[Message]) -> Message:
     return decode_json(request.body, kind)
 
 
-def decode_json(body: bytes, kind: type[Message]) -> Message:
+def decode_json(body: bytes | memoryview, kind: type[Message]) -> Message:
     """A message from JSON; raises `BadRequest`."""
     decoder = _json_decoders.get(kind)
     if decoder is None:
@@ -80,7 +80,7 @@ def decode_json(body: bytes, kind: type[Message]) -> Message:
     return message
 
 
-def decode_msgpack(body: bytes, kind: type[Message]) -> Message:
+def decode_msgpack(body: bytes | memoryview, kind: type[Message]) -> Message:
     """A message from msgpack; raises `BadRequest`."""
     decoder = _msgpack_decoders.get(kind)
     if decoder is None:

@@ -58,7 +58,7 @@ class Broker:
             metrics=parts.metrics,
             stopping=lambda: self.server.stopping,
         )
-        self.server = HttpServer(self.app, self.app, clock=parts.clock, limits=self.config.limits)
+        self.server = HttpServer(self.app.take, self.app, clock=parts.clock, limits=self.config.limits)
         self.metrics.gauge_function(
             "http.connections", "Open connections", lambda: float(len(self.server.connections))
         )

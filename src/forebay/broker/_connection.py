@@ -12,6 +12,10 @@ httptools parses, this class keeps the books. What it promises, whatever the oth
 * A client that has shut down its sending side still gets its answers. Handlers that wait learn of it by
   `gone` and answer with what they have.
 
+* A body whose length is known is received in the place where it stays: only what came together with the
+  headers is copied. The place grows with what has arrived, so announcing much takes no memory. The parser
+  does not see such a body, and is a new one afterwards.
+
 A handler never runs inside the parser's callbacks, and its failure never reaches them.
 """
 
@@ -20,14 +24,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
+
+import numpy as np
 
 try:
     import httptools
 except ImportError:  # The extra `broker`: tokens and messages are of use without it; the server says so.
     httptools = None  # type: ignore[assignment]
 
-from forebay.broker._http import Gone, Handler, Request, Response, head_bytes
+from forebay.broker._http import Gone, Reply, Request, Response, head_bytes
 from forebay.broker._limits import HEADER_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, TARGET_BYTES_MAX, HttpLimits
 
 __all__ = ["Connection", "Host"]
@@ -38,6 +44,28 @@ PARSER_INSTALLED = httptools is not None
 """Whether connections can be served here."""
 LINGER_S = 2.0
 """Seconds for which the rest of a refused request is read and thrown away."""
+PLACE_FACTOR: Final = 8
+"""Bytes of memory for a body, per byte of it that has arrived, until it has all it needs."""
+JOINED_BYTES: Final = 64 * 1024
+"""Answers up to this size are sent in one piece with their head, which costs less than gathering two."""
+_NAMES: Final = {
+    spelling.encode(): name
+    for name in (
+        "accept",
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "origin",
+        "transfer-encoding",
+        "user-agent",
+        "x-request-id",
+    )
+    for spelling in (name, name.title())
+}
+"""Names as nearly all clients write them."""
 
 
 class Host(Protocol):
@@ -73,6 +101,10 @@ class Host(Protocol):
         """The answer to a request that was not handed on."""
         ...
 
+    def hand_on(self, request: Request, reply: Reply) -> None:
+        """A request is whole: its handler is called a moment later, after those that came before it."""
+        ...
+
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that outlives this call."""
         ...
@@ -81,22 +113,27 @@ class Host(Protocol):
 class _Exchange:
     """A request and its answer."""
 
-    __slots__ = ("body_bytes", "head_only", "keep_alive", "response", "streaming")
+    __slots__ = ("body_bytes", "connection", "head_only", "keep_alive", "response", "streaming")
 
-    def __init__(self, *, keep_alive: bool, head_only: bool, body_bytes: int) -> None:
+    def __init__(self, connection: Connection, *, keep_alive: bool, head_only: bool, body_bytes: int) -> None:
+        self.connection = connection
         self.keep_alive = keep_alive
         self.head_only = head_only
         self.body_bytes = body_bytes
         self.response: Response | None = None
         self.streaming = False
 
+    def reply(self, response: Response) -> None:
+        """The answer is there."""
+        self.response = response
+        self.connection.send_ready()
+
 
 class Connection(asyncio.BufferedProtocol):
     """The protocol of one connection."""
 
-    def __init__(self, host: Host, handler: Handler) -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
-        self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
@@ -132,13 +169,24 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(503, "TooManyConnections", "too many connections are open", "try again later")
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go: a place that all connections share, since none leaves anything there."""
-        return self._host.inbox
+        """Where the next bytes go: into the body, or to a place that all connections share, since none leaves
+        anything there."""
+        place = self._place
+        return self._host.inbox if place is None else place[self._body_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parse what came."""
         if self._refusing:
             return
+        if self._place is None:
+            self._parse(nbytes)
+        else:
+            self._count_body(nbytes)
+        if self._length is not None and not self._refusing:
+            self._receive_in_place(self._length)
+        self._regulate()
+
+    def _parse(self, nbytes: int) -> None:
         try:
             self._parser.feed_data(self._host.inbox[:nbytes])
         except httptools.HttpParserUpgrade:
@@ -146,7 +194,6 @@ class Connection(asyncio.BufferedProtocol):
             self._refusing = self._unread = True
         except httptools.HttpParserError as error:
             self._refuse(400, "BadRequest", f"this is not HTTP: {error}", "see RFC 9112")
-        self._regulate()
 
     def eof_received(self) -> bool:
         """The client sends no more. Keep the connection for the answers that are due."""
@@ -242,6 +289,10 @@ class Connection(asyncio.BufferedProtocol):
         self._body_bytes = 0
         self._reserved = 0
         self._has_length = False
+        self._length: int | None = None
+        """Of a body that is not whole yet and does not come in chunks."""
+        self._place: memoryview | None = None
+        """Where the body is received, once a part of it has come."""
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -265,7 +316,7 @@ class Connection(asyncio.BufferedProtocol):
             which = "HEADERS_MAX" if self._header_count > HEADERS_MAX else "HEADER_BYTES_MAX"
             self._refuse(431, "LimitExceeded", f"{which}: the headers are too many or too long", "send fewer")
             return
-        key = name.decode("latin-1").lower()
+        key = _NAMES.get(name) or name.decode("latin-1").lower()
         text = value.decode("latin-1").strip()
         self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
 
@@ -290,6 +341,8 @@ class Connection(asyncio.BufferedProtocol):
             if not self._host.has_room(int(length)):
                 self._no_room()
                 return
+            if "transfer-encoding" not in headers:
+                self._length = int(length)
         if headers.get("expect", "").lower() == "100-continue" and not self._refusing:
             assert self._transport is not None
             if not self._exchanges:
@@ -300,43 +353,61 @@ class Connection(asyncio.BufferedProtocol):
         if self._refusing:
             return
         self._body.append(body)
-        self._body_bytes += len(body)
+        self._count_body(len(body))
+
+    def _count_body(self, nbytes: int) -> None:
+        self._body_bytes += nbytes
         if self._body_bytes > self._host.limits.body_max_bytes:
             self._too_large(self._body_bytes)
         elif self._body_bytes > self._reserved:
             self._reserve(self._body_bytes - self._reserved)
 
     def on_message_complete(self) -> None:
-        """The request is whole: hand it on."""
-        if self._refusing:
-            return
+        """The request is whole."""
+        if not self._refusing:
+            self._complete(self._body[0] if len(self._body) == 1 else b"".join(self._body))
+
+    def _complete(self, body: bytes | memoryview) -> None:
+        """Hand the request on, and be ready for the next one."""
         method = self._parser.get_method()
         request = Request(
             method.decode("latin-1"),
             self._target.decode("latin-1"),
             self._headers,
-            self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            body,
             self._peer,
             self._has_length or method in _BODYLESS,
             self._gone,
         )
         exchange = _Exchange(
+            self,
             keep_alive=self._parser.should_keep_alive() and not self._eof,
             head_only=method == b"HEAD",
             body_bytes=self._reserved,
         )
         self._exchanges.append(exchange)
+        self._host.hand_on(request, exchange.reply)
         self._begin_message()
         self._deadline = None
-        self._host.run(self._work(request, exchange))
+
+    def _receive_in_place(self, length: int) -> None:
+        """See to it that there is room for more of a body of this length, or hand on a body that is whole."""
+        place, arrived = self._place, self._body_bytes
+        if not arrived:
+            return  # The headers only. They announce much, perhaps.
+        if place is None or (arrived == len(place) and arrived < length):
+            grown = np.empty(min(length, PLACE_FACTOR * arrived), np.uint8).data
+            grown[:arrived] = b"".join(self._body) if place is None else place
+            self._place = grown
+            self._body.clear()
+        if arrived == length:
+            assert self._place is not None
+            self._complete(self._place)
+            self._parser = httptools.HttpRequestParser(self)
 
     # -- answers
 
-    async def _work(self, request: Request, exchange: _Exchange) -> None:
-        exchange.response = await self._handler(request)
-        self._send_ready()
-
-    def _send_ready(self) -> None:
+    def send_ready(self) -> None:
         """Send the answers whose turn it is."""
         while self._exchanges and (response := self._exchanges[0].response) is not None:
             exchange = self._exchanges[0]
@@ -365,6 +436,8 @@ class Connection(asyncio.BufferedProtocol):
         head = head_bytes(response, close=close, chunked=response.stream is not None)
         if head_only or not response.body:
             transport.write(head)
+        elif len(response.body) <= JOINED_BYTES:
+            transport.write(head + response.body)
         else:
             transport.writelines([head, response.body])
 
@@ -440,6 +513,7 @@ class Connection(asyncio.BufferedProtocol):
         self._host.give_body(self._reserved)
         self._reserved = 0
         self._body = []
+        self._length, self._place = None, None
         self._in_request = self._in_body = False
 
     def _refuse(self, status: int, kind: str, message: str, hint: str) -> None:
@@ -448,20 +522,20 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._refusing = self._unread = True
         self._drop_body()
-        exchange = _Exchange(keep_alive=False, head_only=False, body_bytes=0)
+        exchange = _Exchange(self, keep_alive=False, head_only=False, body_bytes=0)
         exchange.response = self._host.refused(status, kind, message, hint)
         self._exchanges.append(exchange)
         self._deadline = None
-        self._loop.call_soon(self._send_ready)
+        self._loop.call_soon(self.send_ready)
 
     def _regulate(self) -> None:
         """Read while there is room for more requests and the client takes its answers."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
         pause = len(self._exchanges) >= PIPELINE_MAX or self._writable is not None
-        if pause and not self._reading_paused:
+        transport = self._transport
+        if pause == self._reading_paused or transport is None or transport.is_closing():
+            return
+        if pause:
             transport.pause_reading()
-        elif not pause and self._reading_paused:
+        else:
             transport.resume_reading()
         self._reading_paused = pause

@@ -1,23 +1,24 @@
 """Requests and answers as plain objects: what a handler sees of HTTP.
 
-A handler is an async function from `Request` to `Response`. It knows no sockets, so it runs in tests and in
-the simulated world as it is. `Request.gone` tells a handler that waits or streams that nobody listens any
-more; handlers that do something need not look.
+A handler takes a `Request` and a function to reply with. It knows no sockets, so it runs in tests and in the
+simulated world as it is. What it has to wait for is in the coroutine it returns, which the server runs as a
+task; a handler that is told by somebody else when to reply returns none and costs no task. `Request.gone`
+tells a handler that waits or streams that nobody listens any more; handlers that do something need not look.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from http import HTTPStatus
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
 from forebay.errors import UsageError
 
-__all__ = ["Gone", "Handler", "Request", "Response", "head_bytes"]
+__all__ = ["Gone", "Handler", "Reply", "Request", "Response", "head_bytes"]
 
 QUERY_FIELDS_MAX: Final = 100
 """Fields of one query string."""
@@ -65,7 +66,7 @@ class Request:
     """Path and query as they were sent."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Names in lower case; of repeated ones all values, joined by a comma."""
-    body: bytes = b""
+    body: bytes | memoryview = b""
     client: str = ""
     """Address of the peer."""
     has_length: bool = True
@@ -117,7 +118,10 @@ class Response:
     """Whether the connection ends with this answer."""
 
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+Reply: TypeAlias = Callable[[Response], None]
+"""Takes the answer to one request. Called once, at once or later; the connection may be gone by then."""
+Handler: TypeAlias = Callable[[Request, Reply], Coroutine[Any, Any, None] | None]
+"""Never raises. Everything up to the first await happens in the order of the requests of a connection."""
 
 _STATUS: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus

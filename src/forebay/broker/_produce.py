@@ -1,10 +1,12 @@
 """POST /produce: batches for many partitions in, an answer for each out.
 
-    body -> groups -> one call of the producer -> tickets -> results
+    body -> groups -> one call of the producer ... told the results -> answer
 
-Everything up to the call of the producer happens without an await, so requests that come one after the other
-on a connection are appended in that order. Records are the sections of one buffer all the way: strings of
-JSON are joined into it, a ready frame is checked and passed on as it is.
+No task waits for the results. Whatever is done with a request before the producer has it happens in the step
+in which it arrived, so requests that come one after the other on a connection are appended in that order; the
+answers to all requests of a flush are made in the step in which it is known to be durable. Records are the
+sections of one buffer all the way: strings of JSON are joined into it, a ready frame is checked and passed on
+as it is.
 
 A request is taken or refused as a whole where it meets back-pressure; after that every batch has its own end.
 A batch that is not answered in time has an unknown outcome, and its answer says so.
@@ -15,7 +17,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from functools import partial
+from typing import Final, cast
 
 import pyarrow as pa
 
@@ -29,7 +32,7 @@ from forebay.broker._bodies import (
 )
 from forebay.broker._engines import Engines
 from forebay.broker._errors import RETRY_AFTER_S, BadRequest, type_of
-from forebay.broker._http import Request, Response
+from forebay.broker._http import Reply, Request, Response
 from forebay.broker._produce_columns import (
     Columns,
     arrow_columns,
@@ -52,7 +55,7 @@ from forebay.formats.http_messages import (
     ProduceResponse,
     ProduceResult,
 )
-from forebay.kit.batcher import Ticket
+from forebay.kit.batcher import Tell
 from forebay.log import AppendGroup, AppendResult
 
 __all__ = ["Produce"]
@@ -76,8 +79,8 @@ class Produce:
             name: batches.labels(name) for name in ("ok", "duplicate", "backpressure", "refused", "unknown")
         }
 
-    async def __call__(self, call: Call) -> Response:
-        """Append and answer."""
+    def __call__(self, call: Call, reply: Reply) -> None:
+        """Append, and answer once it is known what became of it."""
         request = call.request
         kind = given(request, JSON, MSGPACK, ARROW)
         groups = self._groups(kind, request)
@@ -85,15 +88,13 @@ class Produce:
         request.body = b""
         for group in groups:
             call.access.check(Action.APPEND, group.topic)
+        waiting = _Waiting(self, groups, reply, packed=kind == MSGPACK)
         try:
-            tickets = self._engines.producer.append_nowait(groups)
+            self._engines.producer.append_told(groups, waiting.tells())
         except Backpressure as error:
-            outcomes: Sequence[AppendResult | ForebayError] = [error] * len(groups)
+            waiting.end(error)
         else:
-            # Those of one flush are answered together: the first wait is nearly always the only one.
-            self._patience.limit(tickets)
-            outcomes = [await _answer(ticket) for ticket in tickets]
-        return self._response(groups, outcomes, packed=kind == MSGPACK)
+            self._patience.limit(waiting)
 
     # -- in
 
@@ -157,13 +158,14 @@ class Produce:
 
     # -- out
 
-    def _response(
+    def response(
         self,
         groups: Sequence[AppendGroup],
         outcomes: Sequence[AppendResult | ForebayError],
         *,
         packed: bool,
     ) -> Response:
+        """The answer to a request with these groups, of which this became."""
         results = [self._result(group, outcome) for group, outcome in zip(groups, outcomes, strict=True)]
         errors = len([result for result in results if not result.ok])
         message = ProduceResponse(results, len(results) - errors, errors)
@@ -220,50 +222,82 @@ def _group(batch: ProducePartition | ProducePartitionPacked, columns: Columns) -
     )
 
 
-async def _answer(ticket: Ticket[AppendResult]) -> AppendResult | ForebayError:
-    try:
-        return await ticket
-    except ForebayError as error:
-        return error
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise  # This request is cancelled, and not only the append.
-        return OutcomeUnknown("append", reason="the broker was stopped")
-    except Exception as error:
-        return OutcomeUnknown("append", reason=repr(error))
+class _Waiting:
+    """A request whose groups are on their way."""
+
+    __slots__ = ("_groups", "_left", "_outcomes", "_packed", "_produce", "_reply")
+
+    def __init__(
+        self, produce: Produce, groups: Sequence[AppendGroup], reply: Reply, *, packed: bool
+    ) -> None:
+        self._produce = produce
+        self._groups: Sequence[AppendGroup] = groups
+        self._outcomes: list[AppendResult | ForebayError | None] = [None] * len(groups)
+        self._left = len(groups)
+        self._reply = reply
+        self._packed = packed
+
+    @property
+    def done(self) -> bool:
+        """Whether it is answered."""
+        return not self._left
+
+    def tells(self) -> list[Tell[AppendResult]]:
+        """Who is to be told of the groups."""
+        return [partial(self._tell, place) for place in range(len(self._groups))]
+
+    def _tell(self, place: int, outcome: AppendResult | Exception) -> None:
+        if not self._left:
+            return  # It took too long, and was answered.
+        if isinstance(outcome, Exception) and not isinstance(outcome, ForebayError):
+            outcome = OutcomeUnknown("append", reason=repr(outcome))
+        self._outcomes[place] = outcome
+        self._left -= 1
+        if not self._left:
+            self._answer()
+
+    def end(self, error: ForebayError) -> None:
+        """Answer now: this is what became of all groups that nothing is known of."""
+        self._left = 0
+        self._outcomes = [error if outcome is None else outcome for outcome in self._outcomes]
+        self._answer()
+
+    def _answer(self) -> None:
+        groups, outcomes = self._groups, cast(list[AppendResult | ForebayError], self._outcomes)
+        self._groups, self._outcomes = [], []  # It stands in line for a while still; its records need not.
+        self._reply(self._produce.response(groups, outcomes, packed=self._packed))
 
 
 class _Patience:
-    """A time limit on tickets, the same for all of them: so they stand in line, and one timer is enough.
+    """A time limit on requests, the same for all of them: so they stand in line, and one timer is enough.
 
-    A ticket whose time is up is answered here, as unknown; the batcher passes over those that have an answer.
-    Its append goes on, and whoever repeats it with its producer id learns its end. A timer, a future and a
-    callback per request say the same and cost as much as taking the records.
+    A request whose time is up is answered here, as unknown. Its appends go on, and whoever repeats them with
+    their producer id learns their end. A timer, a future and a callback per request say the same and cost as
+    much as taking the records.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._line: deque[tuple[float, Ticket[AppendResult]]] = deque()
+        self._line: deque[tuple[float, _Waiting]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def limit(self, tickets: Sequence[Ticket[AppendResult]]) -> None:
-        """Give up on these after the time."""
-        line, loop = self._line, asyncio.get_running_loop()
-        while line and line[0][1].done():
+    def limit(self, waiting: _Waiting) -> None:
+        """Give up on this one after the time."""
+        line = self._line
+        while line and line[0][1].done:
             line.popleft()
+        loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
-        line.extend([(deadline, ticket) for ticket in tickets])
+        line.append((deadline, waiting))
         if self._timer is None:
             self._timer = loop.call_at(deadline, self._expire)
 
     def _expire(self) -> None:
         line, loop = self._line, asyncio.get_running_loop()
         now = loop.time()
-        while line and (line[0][0] <= now or line[0][1].done()):
-            _, ticket = line.popleft()
-            if not ticket.done():
+        while line and (line[0][0] <= now or line[0][1].done):
+            _, waiting = line.popleft()
+            if not waiting.done:
                 late = f"it was not durable after {self._timeout_s:g} s"
-                ticket.set_exception(OutcomeUnknown("append", reason=late))
-                ticket.exception()  # Marks it as seen: its request may be gone.
+                waiting.end(OutcomeUnknown("append", reason=late))
         self._timer = loop.call_at(line[0][0], self._expire) if line else None

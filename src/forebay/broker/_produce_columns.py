@@ -150,7 +150,7 @@ def _claimed(frame: bytes | memoryview) -> int:
 # -- Arrow
 
 
-def arrow_columns(body: bytes, *, bytes_max: int) -> Columns:
+def arrow_columns(body: bytes | memoryview, *, bytes_max: int) -> Columns:
     """The records of an Arrow stream: `value`, and `key`, `timestamp`, `headers` where they are there."""
     try:
         _check_size(unpacked_bytes(body, bytes_max), bytes_max)

@@ -15,7 +15,7 @@ import msgspec
 
 from forebay.broker._config import Role
 from forebay.broker._errors import HttpRefusal
-from forebay.broker._http import Request, Response
+from forebay.broker._http import Reply, Request, Response
 
 __all__ = ["Action", "Call", "Query", "Route", "Router"]
 
@@ -71,6 +71,8 @@ class Call:
 
 
 Act: TypeAlias = Callable[[Call], Awaitable[Response]]
+Begin: TypeAlias = Callable[[Call, Reply], None]
+"""Begins, or raises, and calls the second argument once with the answer: no task waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ class Route:
     method: str
     path: str
     """With parts in braces."""
-    act: Act
+    act: Act | None
+    """None: there is `begin`."""
     about: str
     action: Action | None = None
     """What a token must allow for the topic of the path; None: the handler checks, or nothing is needed."""
@@ -106,6 +109,7 @@ class Route:
     statuses: tuple[int, ...] = ()
     """Statuses beside 200 and the common errors."""
     success: int = 200
+    begin: Begin | None = None
 
 
 class Router:

@@ -79,7 +79,7 @@ def _records(engines: Engines) -> list[Route]:
         Route(
             "POST",
             PATHS.PRODUCE,
-            Produce(engines),
+            None,
             "Append records. 200: all batches succeeded; 503: all met back-pressure; 409: other ends.",
             role="write",
             takes={JSON: m.ProduceRequest, MSGPACK: m.ProduceRequestPacked, ARROW: None},
@@ -92,6 +92,7 @@ def _records(engines: Engines) -> list[Route]:
                 Query("epoch", in_arrow, schema=_INTEGER),
             ),
             statuses=(409, 503),
+            begin=Produce(engines),
         ),
         Route(
             "POST",

@@ -154,9 +154,13 @@ class TokenTable:
         self._records: dict[str, TokenRecord] = {}
         self._read_at = float("-inf")
 
-    async def access(self, token: str) -> TokenAccess:
-        """What the token allows; raises `Unauthenticated`."""
-        await self.refresh()
+    @property
+    def fresh(self) -> bool:
+        """Whether the table need not be read again now."""
+        return self._clock.monotonic() - self._read_at < self._refresh_s
+
+    def access(self, token: str) -> TokenAccess:
+        """What the token allows by the table as it was last read; raises `Unauthenticated`."""
         kind, _, rest = token.partition("_")
         token_id, _, secret = rest.partition("_")
         record = self._records.get(token_id) if kind == "fb" else None
