@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,6 +268,64 @@ def test_the_service_compacts_until_it_is_told_to_stop(data: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def _asked(url: str, method: str = "GET") -> tuple[int, str, bytes]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=SECONDS_MAX) as found:
+            return found.status, found.headers["Content-Type"], found.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers["Content-Type"], error.read()
+
+
+def test_the_service_tells_its_health_and_metrics_over_http(data: Path) -> None:
+    words = ("compact", "--service", "--min-age", "0s", "--target", "1B", "--listen", "0", "-o", "json")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "forebay.cli", *words, "--data", str(data)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        began = json.loads(process.stdout.readline())
+        assert began["url"].startswith("http://127.0.0.1:") and began["workers"] == 2
+        asyncio.run(asyncio.wait_for(_until_compacted(data), SECONDS_MAX))
+        status, kind, body = _asked(began["url"] + "/health")
+        health = json.loads(body)
+        assert (status, kind, health["status"]) == (200, "application/json", "healthy")
+        assert health["details"]["targets"] == 3
+        status, _, body = _asked(began["url"] + "/metrics")
+        metrics = json.loads(body)
+        assert status == 200 and metrics["series"]["counters"]["log.compaction.records"][0]["value"] >= 10
+        assert metrics["billing"]["request_dollars"] >= 0
+        status, kind, body = _asked(began["url"] + "/metrics/prometheus")
+        assert status == 200 and kind.startswith("text/plain") and b"log_compaction_runs" in body
+        assert _asked(began["url"] + "/produce")[0] == 404
+        assert _asked(began["url"] + "/health", "POST")[0] == 405
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=SECONDS_MAX)
+        assert (process.returncode, err) == (0, ""), out
+        assert json.loads(out)["status"] == "stopped"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("wrong", ["", "nine", ":9090", "127.0.0.1:", "1:2:x", "99999", "123456"])
+def test_an_address_to_listen_on_must_be_one(forebay: Run, data: Path, wrong: str) -> None:
+    ran = forebay("compact", "--service", "--listen", wrong, "--data", data)
+    assert ran.code == 2, ran.err
+    assert forebay("compact", "--listen", "0", "--data", data).code == 2
+
+
+def test_a_port_that_is_taken_is_told(forebay: Run, data: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        ran = forebay("compact", "--service", "--listen", place, "--data", data)
+    assert ran.code == 1 and place in ran.err
 
 
 async def _until_compacted(data: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,15 +17,18 @@ from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._log_parts import LogParts, open_log
 from forebay.cli._options import CommandGroup
 from forebay.cli._run import wait_for
-from forebay.errors import ForebayError, UsageError
+from forebay.errors import ForebayError, Unavailable, UsageError
 from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
-    from forebay.log import CompactionResult, CompactorConfig
+    from forebay.log import CompactionResult, CompactorConfig, CompactorService
 
 __all__ = ["app"]
 
 app = CommandGroup(help="Compact.")
+
+LOOPBACK = "127.0.0.1"
+"""Where `--listen` binds if it names no host."""
 
 
 @app.command("compact")
@@ -51,12 +56,22 @@ def compact(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=1, help="Partitions at once, with --service.")
     ] = 2,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            metavar="[HOST:]PORT",
+            help="Serve /health and /metrics there, with --service.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Fold small appends into large objects.
 
     With --once (the default) all that is old enough is folded, small runs too, and the command ends. With
     --service it goes on until SIGTERM or Ctrl-C, finds new topics by itself, waits for full objects, and
-    vacuums now and then. Several may run at once, on any number of machines.
+    vacuums now and then. Several may run at once, on any number of machines. --listen opens GET /health,
+    /metrics and /metrics/prometheus, on 127.0.0.1 unless a host is named.
     """
     from forebay.log import CompactorConfig
 
@@ -68,8 +83,10 @@ def compact(
     if service:
         if topic is not None:
             raise UsageError("--service looks after all topics", hint="leave TOPIC out, or use --once")
-        wait_for(_serve(deployment, config, workers))
+        wait_for(_serve(deployment, config, workers, None if listen is None else _address(listen)))
         return
+    if listen is not None:
+        raise UsageError("--listen belongs to --service", hint="add --service, or leave it out")
     lines = wait_for(_once(deployment, topic, partition, replace(config, wait_for_full_ms=0)))
     if out.is_json():
         out.document({"partitions": lines})
@@ -153,13 +170,24 @@ def _print(lines: list[dict[str, Any]]) -> None:
     out.table(columns, rows, right=columns[1:6])
 
 
-async def _serve(deployment: Deployment, config: CompactorConfig, workers: int) -> None:
+def _address(text: str) -> tuple[str, int]:
+    """Host and port of `--listen`; the host may be left out, and one of IPv6 stands in brackets."""
+    host, colon, number = text.rpartition(":")
+    if not (number.isascii() and number.isdecimal() and len(number) <= 5) or (colon and not host):
+        raise UsageError(f"--listen {text!r}", hint="as 9090, 127.0.0.1:9090 or [::1]:9090")
+    return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(number)
+
+
+async def _serve(
+    deployment: Deployment, config: CompactorConfig, workers: int, address: tuple[str, int] | None
+) -> None:
     from forebay.log import CompactorService, CompactorServiceConfig
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with open_log(deployment, create=True) as parts:
+    async with contextlib.AsyncExitStack() as stack:
+        parts = await stack.enter_async_context(open_log(deployment, create=True))
         service = CompactorService(
             parts.store,
             parts.coordinator,
@@ -168,8 +196,30 @@ async def _serve(deployment: Deployment, config: CompactorConfig, workers: int) 
             randomness=parts.randomness,
             config=CompactorServiceConfig(compaction=config, workers=workers),
         )
-        async with service:
-            out.line(f"compacting {parts.store.url}, {workers} partitions at once")
-            await stop.wait()
+        await stack.enter_async_context(service)
+        url = None if address is None else await _open_door(stack, service, parts, address)
+        if out.is_json():
+            out.document({"store": parts.store.url, "workers": workers, "url": url})
+        else:
+            shown = "" if url is None else f", health and metrics on {url}"
+            out.line(f"compacting {parts.store.url}, {workers} partitions at once{shown}")
+        sys.stdout.flush()
+        await stop.wait()
+        await stack.aclose()
         if out.is_json():
             out.document(service.health().as_json())
+
+
+async def _open_door(
+    stack: contextlib.AsyncExitStack, service: CompactorService, parts: LogParts, address: tuple[str, int]
+) -> str:
+    """Listen until the stack ends; the address."""
+    from forebay.broker import ServiceDoor
+
+    door = ServiceDoor(service, service.metrics, clock=parts.clock)
+    try:
+        await door.start(*address)
+    except Unavailable as error:
+        raise Unavailable(error.message, hint="another process may have the port; name another") from error
+    await stack.enter_async_context(door)
+    return door.url
