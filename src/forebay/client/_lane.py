@@ -22,12 +22,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from forebay.client._receipts import Delivered
 from forebay.errors import ForebayError
-from forebay.formats.bytes_batch import BytesBatch, encode_batch, merge
+from forebay.formats import bytes_batch
+from forebay.formats.bytes_batch import BytesBatch, Frame
+from forebay.formats.bytes_batch_join import merge
+from forebay.formats.bytes_batch_piece import piece_of
 
 __all__ = ["Batch", "Lane", "Part"]
+
+GATHERED_BYTES_MIN: Final = 4 * 1024
+"""Bytes that the sends of a batch have on average, where it is sent from where they lie. Smaller ones are put
+together first: a copy of a few bytes costs less than a buffer of its own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +61,7 @@ class Batch:
     place: int
     """Among all batches of the lane, whatever their ids: the order they are sent in."""
     count: int = 0
-    frame: bytes = b""
+    frame: Frame | None = None
     attempts: int = 0
     lost: str = ""
     """Why the answer to an earlier attempt is missing; empty: every attempt certainly did nothing."""
@@ -65,10 +73,18 @@ class Batch:
         """That of its oldest part."""
         return self.parts[0].deadline
 
-    def encoded(self, time_ms: int) -> bytes:
-        """The records as one frame, made at the first attempt: a repetition sends the same bytes."""
-        if not self.frame:
-            self.frame = encode_batch(merge([part.batch for part in self.parts], time_ms=time_ms))
+    def encoded(self, time_ms: int) -> Frame:
+        """The records as one frame, made at the first attempt: a repetition sends the same bytes.
+
+        Of large parts it is made without a copy: the kernel is the first to make one.
+        """
+        if self.frame is None:
+            batches = [part.batch for part in self.parts]
+            if self.size_bytes >= GATHERED_BYTES_MIN * len(batches):
+                self.frame = merge([piece_of(batch) for batch in batches], time_ms=time_ms)
+            else:
+                joined = bytes_batch.merge(batches, time_ms=time_ms)
+                self.frame = bytes_batch.sealed_frame(bytes_batch.encode_batch(joined))
         return self.frame
 
     def succeed(self, start_offset: int) -> None:

@@ -24,8 +24,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import msgspec
-
 from forebay._outgoing import Outgoing, PartitionCount, Sending
 from forebay._receipts import settled
 from forebay.client._config import ProducerConfig
@@ -36,11 +34,11 @@ from forebay.client._receipts import Delivered, Delivery, PartlyDelivered, Recei
 from forebay.client._session import Session, decoded
 from forebay.errors import Closed, ForebayError, OutcomeUnknown, UsageError
 from forebay.formats.bytes_batch import BytesBatch
+from forebay.formats.http_frames import request_of_frames
 from forebay.formats.http_messages import (
     MSGPACK,
     PATHS,
     ProducePartitionPacked,
-    ProduceRequestPacked,
     ProduceResponse,
     ProduceResult,
 )
@@ -51,8 +49,6 @@ __all__ = ["Producer"]
 
 OUT_OF_SEQUENCE_PATIENCE_S = 10.0
 """Seconds for which a batch whose answer was lost, and whose number is refused, is sent again."""
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Producer(Sending[Delivery, Receipt]):
@@ -245,7 +241,7 @@ class Producer(Sending[Delivery, Receipt]):
             response = await self._session.pool.request(
                 "POST",
                 PATHS.PRODUCE,
-                body=[body],
+                body=body,
                 content_type=MSGPACK,
                 on_sent=functools.partial(self._left, [batch.lane for batch in batches]),
             )
@@ -272,21 +268,19 @@ class Producer(Sending[Delivery, Receipt]):
             wait_s = min(int(asked), self._config.retry.cap_ms / 1000)
             self._not_before = self._clock.monotonic() + wait_s
 
-    def _body(self, batches: list[Batch]) -> bytes:
+    def _body(self, batches: list[Batch]) -> list[bytes | memoryview]:
         now_ms = self._clock.now_ms()
         entries = []
         for batch in batches:
             batch.attempts += 1
-            entries.append(
-                ProducePartitionPacked(
-                    topic=batch.lane.topic,
-                    partition=batch.lane.partition,
-                    producer_id=batch.producer_id,
-                    sequence=batch.sequence,
-                    frame=memoryview(batch.encoded(now_ms)),
-                )
+            entry = ProducePartitionPacked(
+                topic=batch.lane.topic,
+                partition=batch.lane.partition,
+                producer_id=batch.producer_id,
+                sequence=batch.sequence,
             )
-        return _encode(ProduceRequestPacked(entries))
+            entries.append((entry, batch.encoded(now_ms)))
+        return request_of_frames(entries)
 
     # -- from answers to receipts
 
