@@ -20,7 +20,7 @@ from forebay.cli import _output as out
 from forebay.cli._deployment import Deployment, deployment_options
 from forebay.cli._options import CommandGroup
 from forebay.cli._run import wait_for
-from forebay.errors import ForebayError, Unavailable, UsageError
+from forebay.errors import ForebayError, FormatError, Unavailable, UsageError
 from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -398,8 +398,15 @@ def verify(deployment: Deployment, name: Name) -> None:
         async with _opened(deployment) as parts:
             view = parts.reader(await parts.find(name)).remote
             found = await verify_stream(view)
-            garbage = await collect(view, now_ms=SystemClock().now_ms(), grace_ms=0)
-            return found.ok, found.as_json() | {"orphans": garbage.orphans, "unknown": garbage.unknown}
+            facts: dict[str, Any] = found.as_json() | {"orphans": [], "unknown": []}
+            try:
+                garbage = await collect(view, now_ms=SystemClock().now_ms(), grace_ms=0)
+                facts |= {"orphans": garbage.orphans, "unknown": garbage.unknown}
+            except (FormatError, Unavailable):
+                # What a manifest does not name can only be told of one that can be read.
+                if found.ok:
+                    raise
+            return found.ok, facts
 
     ok, facts = wait_for(work())
     if out.is_json():
@@ -412,7 +419,9 @@ def verify(deployment: Deployment, name: Name) -> None:
         out.line(f"{len(facts['orphans'])} objects that nothing names")
     if not ok:
         raise Incomplete(
-            f"stream {name!r} has {len(facts['problems'])} problems", hint="restore what is left of it"
+            f"stream {name!r} has {len(facts['problems'])} problems",
+            hint="restore goes by the fragments where the manifest is damaged; "
+            "read --from offset:N goes on behind a fragment that is",
         )
 
 

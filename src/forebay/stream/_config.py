@@ -17,6 +17,13 @@ def _patient() -> RetryPolicy:
     return RetryPolicy(attempts_max=12, base_ms=20, cap_ms=5_000, deadline_ms=60_000)
 
 
+def _check(config: object, name: str, least: int, most: int | None = None) -> None:
+    value = getattr(config, name)
+    if value < least or (most is not None and value > most):
+        bounds = f"at least {least:,}" if most is None else f"{least:,} to {most:,}"
+        raise UsageError(f"{name} is {value:,}, not {bounds}", hint=f"choose {bounds}")
+
+
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
     """What may be removed from the old end of a stream. Both None: nothing."""
@@ -67,15 +74,15 @@ class TierConfig:
     """Age of the oldest chunk not yet uploaded, in milliseconds, from which on it does. At least 1."""
 
     def __post_init__(self) -> None:
-        if not (
-            1 <= self.fragment_bytes <= 1 << 30
-            and 2 <= self.branching <= 65_536
-            and 1 <= self.uploads_max <= 64
-            and min(self.changes_max, self.poll_interval_ms, self.lag_bytes_alarm, self.lag_ms_alarm) >= 1
-            and self.request_timeout_ms >= 1
-            and min(self.fragment_age_ms, self.root_interval_ms) >= 0
-        ):
-            raise UsageError(f"not a usable configuration: {self}", hint="see the range under each field")
+        _check(self, "fragment_bytes", 1, 1 << 30)
+        _check(self, "branching", 2, 65_536)
+        _check(self, "uploads_max", 1, 64)
+        for name in ("changes_max", "poll_interval_ms", "request_timeout_ms"):
+            _check(self, name, 1)
+        for name in ("lag_bytes_alarm", "lag_ms_alarm"):
+            _check(self, name, 1)
+        for name in ("fragment_age_ms", "root_interval_ms"):
+            _check(self, name, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +105,7 @@ class ReaderConfig:
     """How failed requests are repeated."""
 
     def __post_init__(self) -> None:
-        if (
-            not 4096 <= self.block_bytes <= 64 * 1024 * 1024
-            or self.ahead_bytes < 0
-            or min(self.poll_interval_ms, self.request_timeout_ms) < 1
-        ):
-            raise UsageError(f"not a usable configuration: {self}", hint="see the range under each field")
+        _check(self, "block_bytes", 4096, 64 * 1024 * 1024)
+        _check(self, "ahead_bytes", 0)
+        for name in ("poll_interval_ms", "request_timeout_ms"):
+            _check(self, name, 1)

@@ -10,6 +10,7 @@ __all__ = [
     "FragmentMissing",
     "OffsetOutOfRange",
     "Overtaken",
+    "RecordMissing",
     "RootMissing",
     "SegmentChanged",
     "StreamDeleted",
@@ -25,6 +26,17 @@ class StreamMissing(NotFound):
         self.message = f"stream {stream!r} is not in the remote tier"
         self.args = (self.message,)
         self.stream = stream
+
+
+class RecordMissing(StreamMissing):
+    """Objects of the stream are in the remote tier, and the record that names its root is not."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(
+            stream, hint="tier its log again, which writes the record anew, or restore it from its fragments"
+        )
+        self.message = f"stream {stream!r} has fragments in the remote tier and no record"
+        self.args = (self.message,)
 
 
 class StreamDeleted(NotDone):

@@ -16,6 +16,7 @@ be told from one that was removed.
 from __future__ import annotations
 
 import abc
+import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -67,6 +68,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.uid, 16)
 
 
+_UID = re.compile(r"(?:[0-9a-f]{12})?", re.ASCII)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Head).decode
 
@@ -83,12 +85,13 @@ def decode_head(data: bytes, what: str) -> Head:
     """The record, or a `FormatError`."""
     try:
         head = _decode(data)
-        if head.uid:
-            int(head.uid, 16)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise Corrupt(what, 0, str(error)) from error
     if head.version != RECORD_VERSION:
         raise UnsupportedEncoding(what, f"version {head.version}")
+    if head.revision < 1 or not _UID.fullmatch(head.uid):
+        # Every record that was ever written has a revision. Without this `{}` would be an empty stream.
+        raise Corrupt(what, 0, f"revision {head.revision} with the root {head.uid!r}")
     return head
 
 

@@ -297,7 +297,10 @@ class StreamReader:
         data = memoryview(segment.read(start, int(positions[stop]) - start))
         # One by one: damage keeps nobody from the chunks before it.
         for position in positions[number:stop].tolist():
-            chunk = osiris_chunk.decode(data, position - start, check=self.config.check_crc)
+            try:
+                chunk = osiris_chunk.decode(data, position - start, check=self.config.check_crc)
+            except Corrupt as error:
+                raise Corrupt(segment.path.name, start + error.position, error.reason) from error
             skip = (
                 matcher is not None
                 and chunk.header.type == osiris_chunk.USER

@@ -2,8 +2,8 @@
 
 No coordinator is asked. The copy of the record in the bucket names the root; where it is missing or behind,
 the root with the highest next offset counts that still agrees with its uid; where there is none, the
-fragments themselves do, since each names the next. In every case the chain of trailers is followed to its
-end.
+fragments themselves do, since each names the next; so they do from a group on that cannot be read. In every
+case the chain of trailers is followed to its end.
 
 Fragments remember where their segment began, so the files are the ones that were tiered, byte for byte, as
 far as retention has left them. Some megabytes of a fragment are in memory at a time. Files are written beside
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from forebay.errors import FormatError, NotFound, UsageError
 from forebay.formats import Corrupt, osiris_chunk, osiris_file, stream_fragment
-from forebay.stream._errors import RootMissing, StreamMissing
+from forebay.stream._errors import FragmentMissing, RootMissing, StreamMissing
 from forebay.stream._lookup import FragmentRef
 from forebay.stream._manifest import EMPTY, Manifest
 from forebay.stream._view import RemoteView
@@ -118,12 +118,43 @@ async def _fill(view: RemoteView, work: Path, until_ms: int | None) -> Restored:
         raise StreamMissing(view.keys.stream)
     done = Restored(view.keys.stream, manifest.first_offset, manifest.first_offset)
     with _Files(work) as files:
-        async for ref in view.lookup.from_offset(manifest, manifest.first_offset):
+        async for ref in _refs(view, manifest):
             if not await _write(view, ref, files, done, until_ms):
                 break
         files.finish(manifest.first_offset)
         done.segments = files.count
     return done
+
+
+async def _refs(view: RemoteView, manifest: Manifest) -> AsyncIterator[FragmentRef]:
+    """Every fragment in order: by the manifest, and from a group on that cannot be read by themselves."""
+    last: int | None = None
+    try:
+        async for ref in view.lookup.from_offset(manifest, manifest.first_offset):
+            yield ref
+            last = ref.offset
+    except (NotFound, FormatError):
+        expected = manifest.first_offset
+        if last is not None:
+            expected = (await view.fragments.trailer(last)).next_offset
+        async for ref in _listed(view, expected, manifest.next_offset):
+            yield ref
+
+
+async def _listed(view: RemoteView, expected: int, end: int) -> AsyncIterator[FragmentRef]:
+    """The fragments in the bucket between two offsets: each where the one before it ends, or behind a gap."""
+    gaps = dict(view.held.head.gaps) if view.held is not None else {}
+    async for info in view.calls.store.list(f"{view.keys.prefix}data/"):
+        name = view.keys.parse(info.key)
+        if name is None or name.what != "fragment" or not expected <= name.offset < end:
+            continue  # Of another cut of the same chunks, perhaps.
+        if name.offset != gaps.get(expected, expected):
+            break
+        trailer = await view.fragments.trailer(name.offset)
+        yield FragmentRef(name.offset, trailer.data_bytes)
+        expected = trailer.next_offset
+    if expected < end:
+        raise FragmentMissing(view.keys.stream, offset=expected)
 
 
 async def _write(

@@ -21,7 +21,7 @@ from forebay.stream._blocks import Block, BlockReader
 from forebay.stream._cache import BlockCache, BlockKey
 from forebay.stream._calls import Calls
 from forebay.stream._config import ReaderConfig
-from forebay.stream._errors import RootMissing, StreamDeleted, StreamMissing
+from forebay.stream._errors import RecordMissing, RootMissing, StreamDeleted, StreamMissing
 from forebay.stream._fragments import FragmentStore
 from forebay.stream._keys import StreamKeys
 from forebay.stream._lookup import FragmentRef, Lookup
@@ -73,7 +73,8 @@ class RemoteView:
         for attempt in range(ROOT_ATTEMPTS_MAX):
             held = await self._record()
             if held is None:
-                raise StreamMissing(self.keys.stream)
+                lost = await self.fragments.first() is not None
+                raise RecordMissing(self.keys.stream) if lost else StreamMissing(self.keys.stream)
             if held.head.deleted:
                 raise StreamDeleted(self.keys.stream)
             if self.held is not None and held.head == self.held.head:
@@ -170,7 +171,8 @@ class RemoteView:
             while start < end:
                 if matcher is None:
                     # A block at a time, without a coroutine for each chunk.
-                    for whole in _whole_chunks(await blocks.rest(ref, start), check=self._config.check_crc):
+                    data = await blocks.rest(ref, start)
+                    for whole in self._whole_chunks(data, ref, start):
                         start += whole.header.length
                         yield whole
                     if start == end:
@@ -178,6 +180,23 @@ class RemoteView:
                 header, chunk = await self._chunk(blocks, ref, start, end, matcher)
                 start += header.length
                 yield header if chunk is None else chunk
+
+    def _whole_chunks(self, data: memoryview, ref: FragmentRef, start: int) -> Iterator[Chunk]:
+        """The chunks from the beginning of `data` on, up to one that is not all in it."""
+        at, last, check = 0, len(data) - HEADER_BYTES, self._config.check_crc
+        try:
+            while at <= last:
+                chunk = osiris_chunk.decode_whole(data, at, check=check)
+                if chunk is None:
+                    return
+                at += chunk.header.length
+                yield chunk
+        except Corrupt as error:
+            raise self._damaged(ref, start, error) from error
+
+    def _damaged(self, ref: FragmentRef, start: int, error: Corrupt) -> Corrupt:
+        """Which object it is, and where in it."""
+        return Corrupt(self.keys.fragment(ref.offset), start + error.position, error.reason)
 
     async def _matching(
         self, ref: FragmentRef, filters: Filters, chunk_id: int, matcher: Matcher
@@ -192,7 +211,11 @@ class RemoteView:
             key, fetch = self.fetch_block(Block(ref, edges[first], edges[stop] - edges[first]))
             data = memoryview(await self.cache.get(key, fetch))
             for number in range(first, stop):
-                chunk = osiris_chunk.decode(data, edges[number] - edges[first], check=self._config.check_crc)
+                try:
+                    at = edges[number] - edges[first]
+                    chunk = osiris_chunk.decode(data, at, check=self._config.check_crc)
+                except Corrupt as error:
+                    raise self._damaged(ref, edges[first], error) from error
                 if chunk.header.chunk_id != ids[number]:
                     raise Corrupt(self.keys.fragment(ref.offset), edges[number], "the filters tell otherwise")
                 yield chunk
@@ -211,7 +234,11 @@ class RemoteView:
         key = self.keys.fragment(ref.offset)
         if end - start < HEADER_BYTES:
             raise Corrupt(key, start, "the chunks end inside of a header")
-        header = osiris_chunk.decode_header(await blocks.read(ref, start, HEADER_BYTES))
+        head = await blocks.read(ref, start, HEADER_BYTES)
+        try:
+            header = osiris_chunk.decode_header(head)
+        except Corrupt as error:
+            raise self._damaged(ref, start, error) from error
         if header.length > end - start:
             raise Corrupt(key, start, f"a chunk of {header.length} bytes where {end - start} are left")
         if matcher is not None and header.type == osiris_chunk.USER:
@@ -221,24 +248,16 @@ class RemoteView:
             if not matcher.matches(bloom):
                 return header, None
         data = await blocks.read(ref, start, header.length)
-        return header, osiris_chunk.decode(data, check=self._config.check_crc)
+        try:
+            return header, osiris_chunk.decode(data, check=self._config.check_crc)
+        except Corrupt as error:
+            raise self._damaged(ref, start, error) from error
 
     def fetch_block(self, block: Block) -> tuple[BlockKey, Any]:
         """The cache's name of a block, and how to get it."""
         key = self.keys.fragment(block.ref.offset)
         name = self.fragments.cache_name(block.ref.offset)
         return (name, block.start, block.length), lambda: self.calls.get_range(key, block.start, block.length)
-
-
-def _whole_chunks(data: memoryview, *, check: bool) -> Iterator[Chunk]:
-    """The chunks from the beginning of `data` on, up to one that is not all in it."""
-    at, last = 0, len(data) - HEADER_BYTES
-    while at <= last:
-        chunk = osiris_chunk.decode_whole(data, at, check=check)
-        if chunk is None:
-            return
-        at += chunk.header.length
-        yield chunk
 
 
 def _runs(
