@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from tests.buffer.scripted_store import ManualClock, ScriptedStore
@@ -23,8 +25,10 @@ from forebay.buffer._metrics import BufferMetrics
 from forebay.errors import AccessDenied
 from forebay.formats import buffer_manifest
 from forebay.formats.buffer_manifest import CorruptManifest, Metadata, NewEntry
-from forebay.kit import RetryPolicy
-from forebay.storage import MemoryStore
+from forebay.kit import RetryPolicy, SystemClock
+from forebay.kit.conditions import ANY
+from forebay.storage import MemoryStore, StoredObject
+from forebay.storage._api import Buffer, When
 
 PATH = "ingest/manifest"
 CONFIG = BufferConfig(commit_retry=RetryPolicy(attempts_max=4, base_ms=10, cap_ms=50, deadline_ms=5_000))
@@ -318,3 +322,112 @@ async def test_a_refusal_whose_truth_nobody_could_see_is_unknown() -> None:
     [answer] = await bench.commit("a")
     assert isinstance(answer, CommitUnknown)
     assert await bench.locations() == ["a"]
+
+
+class StallingStore(MemoryStore):
+    """The first put to the manifest after `stall` was set is not answered before `answer` is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stall: Literal["", "before", "after"] = ""
+        """Whether it happens before it is not answered, or when it is."""
+        self.stalled, self.answer = asyncio.Event(), asyncio.Event()
+        self.looks = 0
+        self.looked = asyncio.Event()
+        """It was looked at twice since it stalled."""
+
+    async def get(self, key: str) -> StoredObject:
+        self._look()
+        return await super().get(key)
+
+    async def get_if_changed(self, key: str, version: str) -> StoredObject | None:
+        self._look()
+        return await super().get_if_changed(key, version)
+
+    def _look(self) -> None:
+        self.looks += self.stalled.is_set()
+        if self.looks >= 2:
+            self.looked.set()
+
+    async def put(self, key: str, data: Buffer, when: When = ANY) -> str:
+        stall, self.stall = self.stall, ""
+        if not stall:
+            return await super().put(key, data, when)
+        landed = await super().put(key, data, when) if stall == "before" else None
+        self.stalled.set()
+        await self.answer.wait()
+        return landed or await super().put(key, data, when)
+
+
+def committer_on(store: MemoryStore) -> ManifestCommitter:
+    clock = SystemClock()
+    file = ManifestFile(store, PATH, clock, bytes_max=1 << 30)
+    metrics = BufferMetrics(None, "producer", "test")
+    return ManifestCommitter(file, CONFIG, clock=clock, randomness=random.Random(1), metrics=metrics)
+
+
+def upload(name: str) -> Upload:
+    now = SystemClock().monotonic()
+    return Upload(NewEntry(name, (Metadata(0, 1, b"m"),)), now, now)
+
+
+async def committed(store: MemoryStore) -> list[str]:
+    return list(buffer_manifest.decode((await store.get(PATH)).data).locations())
+
+
+@pytest.mark.parametrize("existing", [False, True])
+async def test_a_write_that_has_lost_its_race_is_not_waited_for(existing: bool) -> None:
+    store = StallingStore()
+    ours, theirs = committer_on(store), committer_on(store)
+    if existing:
+        await ours.commit([upload("before")])
+    store.stall = "after"
+    slow = asyncio.create_task(ours.commit([upload("ours")]))
+    await store.stalled.wait()
+    [first] = await theirs.commit([upload("theirs")])
+    assert isinstance(first, Committed)
+    assert await slow == [Committed(first.sequence + 1, "ours")]  # and the answer never came
+    assert (await committed(store))[-2:] == ["theirs", "ours"]
+
+
+async def test_a_write_that_happened_is_waited_for_whoever_wrote_since() -> None:
+    store = StallingStore()
+    ours, theirs = committer_on(store), committer_on(store)
+    store.stall = "before"
+    slow = asyncio.create_task(ours.commit([upload("ours")]))
+    await store.stalled.wait()
+    await theirs.commit([upload("theirs")])
+    store.looks = 0
+    await store.looked.wait()  # and goes on waiting
+    assert not slow.done()
+    store.answer.set()
+    assert await slow == [Committed(0, "ours")]
+    assert await committed(store) == ["ours", "theirs"]
+
+
+async def test_a_write_whose_place_was_consumed_is_waited_for_and_not_called_unknown() -> None:
+    store = StallingStore()
+    ours = committer_on(store)
+    store.stall = "before"
+    slow = asyncio.create_task(ours.commit([upload("ours")]))
+    await store.stalled.wait()
+    manifest = buffer_manifest.decode((await store.get(PATH)).data)
+    await store.put(PATH, buffer_manifest.dequeue(manifest, 0).data)
+    store.looks = 0
+    await store.looked.wait()
+    assert not slow.done()
+    store.answer.set()
+    assert await slow == [Committed(0, "ours")]
+
+
+async def test_a_write_that_nobody_overtook_is_waited_for() -> None:
+    store = StallingStore()
+    ours = committer_on(store)
+    store.stall = "after"
+    slow = asyncio.create_task(ours.commit([upload("ours")]))
+    await store.stalled.wait()
+    await store.looked.wait()
+    assert not slow.done()
+    store.answer.set()
+    assert await slow == [Committed(0, "ours")]
+    assert await committed(store) == ["ours"]

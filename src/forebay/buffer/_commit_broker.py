@@ -102,10 +102,10 @@ class _GuardedFile(ManifestFile):
 
     deadline = float("inf")
 
-    async def write(self, manifest: Manifest) -> None:
+    async def write(self, manifest: Manifest, *, patience_s: float | None = None) -> None:
         if self._clock.monotonic() >= self.deadline:
             raise _Expired("the time allowed for this commit is over", hint="the producer goes on by itself")
-        await super().write(manifest)
+        await super().write(manifest, patience_s=patience_s)
 
 
 @dataclass(slots=True, eq=False)

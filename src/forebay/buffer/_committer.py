@@ -16,7 +16,8 @@ so it is the batch's identity: whatever a store answers, reading the manifest te
 A request that lands late is harmless. It names V, and so does every further attempt until the version
 changes, so at most one of them wins; and all of them carry the same batches at the same sequences, which is
 how a late one is recognized (a later attempt may carry further ones behind them). Once another version was
-seen, none of them can win any more.
+seen, none of them can win any more; so a write that takes far longer than usual, as some stores let those do
+that overlap, is not waited for once the manifest has another version.
 
 A commit that has to wait or to try again takes along the batches that have become ready meanwhile. Whoever
 waits for one of them is told at once; `commit` repeats the answer when the batch is handed in.
@@ -338,7 +339,7 @@ class ManifestCommitter:
         metrics.writes.attempted()
         began = self._clock.monotonic()
         try:
-            await self._file.write(manifest)
+            await self._file.write(manifest, patience_s=self._pace.patience_s)
         except PreconditionFailed:
             metrics.writes.conflicted()
             group.doubtful = True  # Until a look shows another version: a server may have sent it twice.

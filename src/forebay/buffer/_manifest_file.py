@@ -10,8 +10,11 @@ queue: somebody restored an old copy.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+
 from forebay.buffer._errors import ManifestLost
-from forebay.errors import NotFound
+from forebay.errors import ForebayError, NotFound, PreconditionFailed
 from forebay.formats import buffer_manifest
 from forebay.formats.buffer_manifest import EMPTY, Manifest
 from forebay.kit.clock import Clock
@@ -78,13 +81,7 @@ class ManifestFile:
         if found is None:
             return self._see(self.manifest if self.exists else EMPTY)
         self.reads += 1
-        manifest = buffer_manifest.decode(
-            found.data,
-            name=self.path,
-            deep=False,
-            known=self.manifest,
-            manifest_bytes_max=self._bytes_max,
-        )
+        manifest = self._decoded(found)
         if manifest.next_sequence < self.manifest.next_sequence:
             self.known = False
             reason = f"its next sequence went from {self.manifest.next_sequence} to {manifest.next_sequence}"
@@ -92,18 +89,69 @@ class ManifestFile:
         self._version = found.version
         return self._see(manifest)
 
-    async def write(self, manifest: Manifest) -> None:
+    def _decoded(self, found: StoredObject) -> Manifest:
+        return buffer_manifest.decode(
+            found.data,
+            name=self.path,
+            deep=False,
+            known=self.manifest,
+            manifest_bytes_max=self._bytes_max,
+        )
+
+    async def write(self, manifest: Manifest, *, patience_s: float | None = None) -> None:
         """Replace what is known by `manifest`, if that is still what lies there.
 
-        Raises what the store says. After any error the manifest has to be loaded again.
+        Raises what the store says. After any error the manifest has to be loaded again. With `patience_s`,
+        an append that takes longer is looked after, and not waited for once it has certainly lost its race.
         """
         assert self.known, "load it first"
         self.known = False
-        self._version = await self._store.put(self.path, manifest.data, self._version or ABSENT)
+        put = self._store.put(self.path, manifest.data, self._version or ABSENT)
+        self._version = await (put if patience_s is None else self._watched(put, manifest, patience_s))
         self._see(manifest)
+
+    async def _watched(self, put: Awaitable[str], manifest: Manifest, patience_s: float) -> str:
+        """What `put` gives. Looks, ever more rarely, whether it can still succeed."""
+        writing = asyncio.ensure_future(put)
+        writing.add_done_callback(_seen)
+        try:
+            while not writing.done():
+                await asyncio.wait({writing}, timeout=patience_s)
+                if not writing.done() and await self._has_lost(manifest) and not writing.done():
+                    raise PreconditionFailed(self.path, expected=self._version)
+                patience_s *= 2
+            return writing.result()
+        finally:
+            writing.cancel()
+
+    async def _has_lost(self, manifest: Manifest) -> bool:
+        """Whether the append of `manifest`, under way, has not happened and cannot happen any more.
+
+        It names the version known here, and versions never come back. So it is lost where another version
+        lies there, unless that is its own or a later one: its first place is then taken by its own batch, or
+        empty again.
+        """
+        place = self.manifest.next_sequence
+        try:
+            found = await self._look(self._version)
+            if found is None:
+                return False
+            now = self._decoded(found)
+            there, ours = now.entry(place), manifest.entry(place)
+        except ForebayError:
+            return False  # Whoever waits for the write will hear it from there.
+        if there is None or ours is None:
+            return now.next_sequence == place
+        return there.location != ours.location
 
     def _see(self, manifest: Manifest) -> Manifest:
         self.manifest = manifest
         self.known = True
         self.seen_at = self._clock.monotonic()
         return manifest
+
+
+def _seen(writing: asyncio.Future[str]) -> None:
+    """Nobody asks for the error of a write that was given up."""
+    if not writing.cancelled():
+        writing.exception()

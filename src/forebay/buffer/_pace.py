@@ -51,6 +51,10 @@ TIMES_KEPT: Final = 9
 """Looks and writes whose times count."""
 TIME_S_MIN: Final = 1e-4
 """What a look or a write takes at least: a store in memory needs no time that a clock shows."""
+PATIENCE: Final = 4.0
+"""How much longer than usual a write may take before somebody looks what became of it."""
+PATIENCE_S_MIN: Final = 0.05
+"""Seconds that it may take in any case."""
 IDLE_CROWD: Final = 2.0
 """Producers that are reckoned with after a time without commits, if there were several before."""
 _KEEP: Final = 0.8
@@ -93,6 +97,11 @@ class Pace:
     def is_shared(self) -> bool:
         """Whether somebody else seems to be there."""
         return self.crowd >= CROWD_MIN
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which a write has taken so long that it is worth a look what became of it."""
+        return max(PATIENCE * self._write_s, PATIENCE_S_MIN)
 
     async def turn(self) -> None:
         """A commit begins: wait until the others had their turns."""
