@@ -14,6 +14,7 @@ from forebay.storage import MemoryStore
 from forebay.stream import ReaderConfig, StreamMissing, TierConfig, restore_stream, verify_stream
 from forebay.stream._errors import FragmentMissing, RecordMissing
 from forebay.stream._keys import StreamKeys
+from forebay.stream._local import LocalLog
 
 KEYS = StreamKeys(STREAM)
 
@@ -133,3 +134,51 @@ async def test_a_declared_gap_is_restored_around_without_the_groups(tmp_path: Pa
     done = await restore_stream(reader_of(store).remote, tmp_path / "back")
     assert done.first_offset == 0
     assert {path.name for path in kept} < {path.name for path in (tmp_path / "back").iterdir()}
+
+
+async def test_what_lies_before_damage_in_the_log_is_tiered_and_can_be_read(tmp_path: Path) -> None:
+    write_log(tmp_path / "log", 60, per_segment=20)
+    log = LocalLog(tmp_path / "log")
+    log.refresh()
+    segment, number = log.segments[1], 7
+    data = bytearray(segment.path.read_bytes())
+    data[int(segment.records["position"][number]) + 50] ^= 1
+    segment.path.write_bytes(data)
+    store = MemoryStore()
+    tier = tier_of(tmp_path / "log", store, config={"fragment_bytes": 1})
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=segment.path.name):
+            await tier.run_once()
+    whole = int(segment.records["chunk_id"][number])
+    assert await read_all(reader_of(store)) == expected(0, whole)
+    assert tier.remote.root_writes <= 3
+
+
+async def test_records_that_a_power_cut_left_empty_are_no_records(tmp_path: Path) -> None:
+    write_log(tmp_path / "log", 7, per_segment=20)
+    index = next((tmp_path / "log").glob("*.index"))
+    whole = index.read_bytes()
+    log = LocalLog(tmp_path / "log")
+    for tail in (b"", bytes(29), bytes(29 * 3 + 5)):
+        index.write_bytes(whole + tail)
+        log.refresh()
+        assert len(log.segments[0].records) == 7
+        first_look = LocalLog(tmp_path / "log")
+        first_look.refresh()
+        assert first_look.next_offset == log.next_offset
+    index.write_bytes(whole + bytes(29) + whole[-29:])
+    with pytest.raises(Corrupt, match=index.name):
+        log.refresh()
+
+
+@pytest.mark.parametrize(("header", "error"), [(b"OSIX\0\0\0\1", Corrupt), (b"OSIL\0\0\0\2", FormatError)])
+async def test_a_segment_of_another_kind_is_refused(
+    tmp_path: Path, header: bytes, error: type[Exception]
+) -> None:
+    write_log(tmp_path / "log", 7, per_segment=20)
+    segment = next((tmp_path / "log").glob("*.segment"))
+    segment.write_bytes(header + segment.read_bytes()[8:])
+    with pytest.raises(error):
+        await tier_of(tmp_path / "log", MemoryStore()).run_once()
+    with pytest.raises(error):
+        await read_all(reader_of(MemoryStore(), tmp_path / "log"))

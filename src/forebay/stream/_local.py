@@ -89,6 +89,19 @@ class Segment:
         return int(np.searchsorted(self.records["chunk_id"], np.uint64(offset), side="right")) - 1
 
 
+def _check_header(path: Path) -> None:
+    """Raise `Corrupt` or `UnsupportedEncoding` unless it is a segment of the version we know."""
+    with _opened(path) as file:
+        osiris_file.check_segment_header(os.pread(file, FILE_HEADER_BYTES, 0))
+
+
+def _without_zeros(records: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The records without those at their end that a power cut left empty, as a broker drops them."""
+    while len(records) and not int(records["position"][-1]):
+        records = records[:-1]
+    return records
+
+
 def _plain(records: npt.NDArray[Any]) -> memoryview:
     """The bytes of records, which are joined ten times as fast as records are."""
     return records.view(np.uint8).data
@@ -139,6 +152,8 @@ class LocalLog:
         path = self.path / osiris_file.file_name(first, "segment")
         try:
             size = path.stat().st_size
+            if first not in self._segments and size >= FILE_HEADER_BYTES:
+                _check_header(path)
             records = self._index(first, path.with_suffix(".index"))
         except FileNotFoundError:
             return None
@@ -163,6 +178,12 @@ class LocalLog:
         where the last record that is known still stands in its place, all before it do, and only what follows
         is read.
         """
+        try:
+            return self._whole_index(first, path)
+        except Corrupt as error:
+            raise Corrupt(path.name, error.position, error.reason) from error
+
+    def _whole_index(self, first: int, path: Path) -> npt.NDArray[Any] | None:
         known = self._indexes.get(first)
         with _opened(path) as file:
             count = (os.fstat(file).st_size - FILE_HEADER_BYTES) // INDEX_RECORD_BYTES
@@ -171,7 +192,9 @@ class LocalLog:
             if known is not None and 0 < len(known) <= count:
                 at = FILE_HEADER_BYTES + (len(known) - 1) * INDEX_RECORD_BYTES
                 tail = os.pread(file, (count - len(known) + 1) * INDEX_RECORD_BYTES, at)
-                records = np.frombuffer(tail, INDEX_DTYPE, count=len(tail) // INDEX_RECORD_BYTES)
+                records = _without_zeros(
+                    np.frombuffer(tail, INDEX_DTYPE, count=len(tail) // INDEX_RECORD_BYTES)
+                )
                 if len(records) and records[:1].tobytes() == known[-1:].tobytes():
                     if len(records) > 1:
                         osiris_file.check_order(records, len(known) - 1)
@@ -179,7 +202,7 @@ class LocalLog:
                     self._indexes[first] = known
                     return known
         self._indexes.pop(first, None)
-        records = osiris_file.decode_index(path.read_bytes())
+        records = _without_zeros(osiris_file.decode_index(path.read_bytes()))
         osiris_file.check_index(records)
         self._indexes[first] = records
         return records

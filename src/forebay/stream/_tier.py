@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.coordination import Coordinator
-from forebay.errors import NotFound, OutcomeUnknown, PreconditionFailed
+from forebay.errors import FormatError, NotFound, OutcomeUnknown, PreconditionFailed
 from forebay.kit.clock import Clock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.kit.service import Health, HealthStatus
@@ -352,7 +352,12 @@ class StreamTier:
                     break
             if not batch:
                 return
-            await self._upload_batch(batch)
+            try:
+                await self._upload_batch(batch)
+            except FormatError:
+                # Damage in the log stays; what lies before it must not wait for its end.
+                await self._persist()
+                raise
             if self._root_is_due():
                 await self._persist()
 
