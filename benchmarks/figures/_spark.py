@@ -6,6 +6,7 @@ and all Python workers (microseconds per row are seconds per million rows).
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import time
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import CannotMeasure, Sample, Variant
+from benchmarks.figures._processes import ProcessTimes, processes
+from benchmarks.harness import CannotMeasure, Sample, Variant, Variants
 from forebay import aio
 from forebay.log import AppendGroup
 
@@ -37,13 +39,15 @@ __all__ = [
     "session",
     "to_nowhere",
     "to_nowhere_as_stream",
+    "use_memory",
+    "warm",
 ]
 
 KEY_BYTES = 16
 PARTITIONS = 4
 APPEND_BYTES = 4 * 1024 * 1024
 MB = 1_000_000
-_TICK = os.sysconf("SC_CLK_TCK")
+_times = ProcessTimes(os.getpid())
 
 
 @contextmanager
@@ -121,32 +125,25 @@ def to_nowhere_as_stream(frame: DataFrame, checkpoint: Path) -> None:
 
 
 def cpu_seconds(aside: int | None = None) -> float:
-    """Processor time of everything this process started, and of what that started and that has ended.
+    """Processor time of everything this process has started.
 
     Without the process `aside`: a server that idles beside the work belongs to whoever uses it.
     """
-    children, times = _processes()
-    found, waiting = 0.0, list(children.get(os.getpid(), []))
-    while waiting:
-        process = waiting.pop()
-        if process != aside:
-            found += times.get(process, 0.0)
-            waiting += children.get(process, [])
-    return found
+    return _times.seconds(aside)
 
 
-def _processes() -> tuple[dict[int, list[int]], dict[int, float]]:
-    children: dict[int, list[int]] = {}
-    times: dict[int, float] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-            times[int(entry.name)] = sum(map(int, fields[11:15])) / _TICK
-    return children, times
+def use_memory(size: int) -> None:
+    """Use so much memory once and give it back; half of what is free, where that is less.
+
+    A virtual machine gets its memory from the host when it first touches it, and that costs whoever happens
+    to do so ten times what the work itself costs. Whatever the variants write or keep finds memory that was
+    in use before.
+    """
+    free = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
+    with mmap.mmap(-1, max(mmap.PAGESIZE, min(size, free // 2))) as memory:
+        pages = np.frombuffer(memory, np.uint8)
+        pages[:: mmap.PAGESIZE] = 1
+        del pages
 
 
 def job(work: Callable[[], float], cpu: Callable[[], float] = cpu_seconds) -> Variant:
@@ -159,6 +156,14 @@ def job(work: Callable[[], float], cpu: Callable[[], float] = cpu_seconds) -> Va
         return Sample(rows / took, cpu_us=spent * 1e6 / rows)
 
     return Variant(run, "rows/s")
+
+
+def warm(variants: Variants) -> Variants:
+    """The same variants, each run once: the JVM compiles what it has run often, at the cost of who runs
+    next."""
+    for variant in variants.values():
+        variant.run(0)
+    return variants
 
 
 def megabytes(variant: Variant, row_bytes: int) -> tuple[Variant, Variant]:
@@ -190,7 +195,9 @@ def on_one_core() -> Iterator[None]:
 
 
 def _keep_to(processors: set[int]) -> None:
-    children, _ = _processes()
+    children: dict[int, list[int]] = {}
+    for number, found in processes().items():
+        children.setdefault(found.parent, []).append(number)
     waiting = [os.getpid()]
     while waiting:
         process = waiting.pop()

@@ -20,7 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.figures._spark import KEY_BYTES, cpu_seconds, fill, job, megabytes, on_one_core, session
+from benchmarks.figures._spark import (
+    KEY_BYTES,
+    cpu_seconds,
+    fill,
+    job,
+    megabytes,
+    on_one_core,
+    session,
+    use_memory,
+    warm,
+)
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Measure, Variants, at_least, at_most
 from forebay.spark.export import (
@@ -41,8 +51,9 @@ if TYPE_CHECKING:
 __all__ = ["spark_export_large", "spark_export_small"]
 
 TASKS = 8
-SMALL, SMALL_ROWS = 100, 2_000_000
-LARGE, LARGE_ROWS = 1_000, 400_000
+SMALL, SMALL_ROWS = 100, 4_000_000
+LARGE, LARGE_ROWS = 1_000, 800_000
+MEMORY_BYTES = 6 << 30
 FACTS_BYTES = 16
 """Offset and time of a row, which count as its bytes."""
 
@@ -136,7 +147,7 @@ _FIGURES = (
     jobs=True,
 )
 def spark_export_small(bench: Bench) -> Iterator[Variants]:
-    """Two million small rows."""
+    """Four million small rows."""
     yield from _measure(bench, SMALL_ROWS, SMALL)
 
 
@@ -144,12 +155,13 @@ def spark_export_small(bench: Bench) -> Iterator[Variants]:
     "spark-export-1k", "Export of 1 KiB records costs half of the way through the JVM.", *_FIGURES, jobs=True
 )
 def spark_export_large(bench: Bench) -> Iterator[Variants]:
-    """Four hundred thousand larger rows."""
+    """Eight hundred thousand larger rows."""
     yield from _measure(bench, LARGE_ROWS, LARGE)
 
 
 def _measure(bench: Bench, rows: int, value_bytes: int) -> Iterator[Variants]:
     data = bench.directory / "log"
+    use_memory(MEMORY_BYTES)
     bench.say("filling a topic")
     asyncio.run(fill(data, rows, value_bytes))
     with session(2) as spark:
@@ -157,12 +169,13 @@ def _measure(bench: Bench, rows: int, value_bytes: int) -> Iterator[Variants]:
         delta = job(lambda: exports.export("delta"), _with_driver)
         delta, speed = megabytes(delta, KEY_BYTES + value_bytes + FACTS_BYTES)
         try:
-            yield {
+            variants = {
                 "export to Delta": delta,
                 "export to Delta, MB": speed,
                 "export to Parquet": job(lambda: exports.export("parquet"), _with_driver),
                 "source to df.write.parquet": job(exports.through_the_jvm, _with_driver),
                 "export, one core": job(exports.export_on_one_core, _with_driver),
             }
+            yield warm(variants)
         finally:
             close_clients()

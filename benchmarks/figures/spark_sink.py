@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from benchmarks.figures._spark import PARTITIONS, cpu_seconds, job, prepared_rows, session
+from benchmarks.figures._spark import PARTITIONS, cpu_seconds, job, prepared_rows, session, use_memory, warm
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Measure, Variants, at_least, at_most
 from benchmarks.peers.kafka import Connector, KafkaServer, connector_jars, kafka_jars
@@ -22,6 +22,7 @@ from benchmarks.peers.kafka import Connector, KafkaServer, connector_jars, kafka
 __all__ = ["spark_sink"]
 
 ROWS, VALUE_BYTES = 1_000_000, 100
+MEMORY_BYTES = 6 << 30
 
 
 @suite.benchmark(
@@ -35,6 +36,7 @@ ROWS, VALUE_BYTES = 1_000_000, 100
 def spark_sink(bench: Bench) -> Iterator[Variants]:
     """The same rows, kept, thrown away, and sent to Kafka."""
     jars, connector = kafka_jars(bench.say), connector_jars(bench.say)
+    use_memory(MEMORY_BYTES)
     with ExitStack() as stack:
         bench.say("starting Kafka and Spark")
         server = stack.enter_context(KafkaServer(jars, bench.directory / "kafka"))
@@ -60,8 +62,9 @@ def spark_sink(bench: Bench) -> Iterator[Variants]:
         def without_broker() -> float:
             return cpu_seconds(aside=server.pid)
 
-        yield {
+        variants = {
             "topic": job(topic, without_broker),
             "discard": job(discard, without_broker),
             "Kafka": job(sent),
         }
+        yield warm(warm(variants))

@@ -45,3 +45,20 @@ def test_bytecode_that_is_not_wanted_beside_the_sources_is_kept_in_the_cache(
     command = [str(_session._worker_python()), "-c", "import sys; print(sys.pycache_prefix)"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(tmp_path)) if is_set else done.stdout == "None\n"
+
+
+def test_what_reads_a_stream_starts_as_spark_means_it_but_for_the_collector(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = (tmp_path / Path(*_session.SOURCE_RUNNER.split("."))).with_suffix(".py")
+    module.parent.mkdir(parents=True)
+    for folder in (module.parent, *module.parent.parents[:2]):
+        (folder / "__init__.py").touch()
+    asked = "__name__, sys.modules['__main__'].__file__, len(sys.argv), gc.get_threshold()[0]"
+    module.write_text(f"import gc, sys\nprint({asked})")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = [str(_session._worker_python()), "-m", _session.SOURCE_RUNNER]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert told == ["__main__", str(module), "1", "200000"]
+    other = [str(_session._worker_python()), "-c", "import gc; print(gc.get_threshold()[0])"]
+    assert subprocess.run(other, capture_output=True, text=True, check=True).stdout.strip() != "200000"
