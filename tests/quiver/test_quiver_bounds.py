@@ -36,7 +36,8 @@ def test_store_that_fills_its_disk_is_emptied_by_its_readers_and_goes_on(capacit
                 except StorageFull:
                     pass
             assert 10 < len(durable) < 400
-            assert await drain(quiver, "a", timeout_s=3) == durable
+            # A segment that found no room is overtaken by those behind it.
+            assert sorted(await drain(quiver, "a", timeout_s=3)) == durable
             await quiver.maintain()
             await quiver.ingest(batch(1_000))
             assert await drain(quiver, "a", timeout_s=3) == [1_000]

@@ -15,7 +15,14 @@ from forebay.errors import ForebayError
 from forebay.quiver import Quiver, QuiverConfig
 from forebay.testing.world import World
 
-CONFIG = dataclasses.replace(SMALL, segment_open_ms=86_400_000, maintenance_interval_ms=3_600_000)
+CONFIG = dataclasses.replace(
+    SMALL,
+    segment_open_ms=86_400_000,
+    maintenance_interval_ms=3_600_000,
+    wal_bytes_max=131_072,
+    wal_spare_files=4,
+)
+"""Spares enough that some are left beside the file that is written and the one that is ready."""
 FLIPS = 24
 """Places tried in each file, besides its first and last byte."""
 

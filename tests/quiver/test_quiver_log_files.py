@@ -167,3 +167,40 @@ def test_whoever_is_alone_is_written_at_once_and_a_crowd_shares_its_syncs() -> N
         await log.close()
 
     simulate(scenario)
+
+
+def test_spare_counts_while_it_becomes_a_log_file_and_goes_when_space_is_short() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        settings = LogSettings("wal", "wal", "wal", WAL_MAGIC, 8_192, 0, 2, 8_192, is_ahead=True)
+        log = GroupLog(disk, settings, world.clock(), on_durable=lambda group: None)
+        log.start([], 1, 1, [])
+        await log.prepare()
+        await world.clock().sleep(1)
+        await log.append(1, 0, [b"x"], 1).done
+        await world.clock().sleep(1)
+        assert log.bytes == disk.used_bytes == 2 * 8_192
+        for _ in range(3):
+            await log.append(1, 0, [b"x" * 4_000], 4_000).done
+        assert log.bytes == disk.used_bytes
+        await log.remove([file for file in log.files.values() if file.last_sequence < 3])
+        # Now one is on its way.
+        assert log.bytes == disk.used_bytes
+        await log.drop_spares()
+        assert log.spare_bytes == 0
+        assert log.bytes == disk.used_bytes
+        await log.close()
+
+    simulate(scenario)
+
+
+def test_files_kept_for_reuse_are_never_more_than_allowed_the_one_that_is_ready_included() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk) as quiver:
+            for number in range(200):
+                await quiver.ingest(batch(number))
+            await quiver.flush()
+            await world.clock().sleep(1)
+            assert 0 < quiver._wal.spare_bytes <= SMALL.wal_spares_max * SMALL.wal_file_bytes
+            assert quiver.stats().wal_bytes == quiver._wal.spare_bytes
+
+    simulate(scenario)

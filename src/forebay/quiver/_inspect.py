@@ -77,9 +77,11 @@ class DirectoryView:
         """Raises `NotFound` where the directory is no store."""
         root = Path(path)
         if not all((root / each).is_dir() for each in DIRECTORIES):
-            hint = "it is not the directory of a Quiver store"
+            hint = "name the directory that holds wal/, ack/ and segments/"
             cores = sorted(each.name for each in root.glob("core_*")) if root.is_dir() else []
-            raise NotFound(str(root), hint=f"look at one of its cores: {cores[0]}" if cores else hint)
+            raise NotFound(
+                f"Quiver store {root}", hint=f"look at one of its cores: {cores[0]}" if cores else hint
+            )
         try:
             return cls(root, _looked_at(LocalDisk(root)))
         except OSError as error:

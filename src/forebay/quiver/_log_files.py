@@ -114,6 +114,8 @@ class LogFiles:
         self._next_generation = 1
         self._ready: tuple[DiskFile, LogFile] | None = None
         self._is_readying = False
+        self._taken_bytes = 0
+        """Bytes of a spare that is on its way to becoming a log file."""
         self._is_open = False
         self._waiting: tuple[int, Callable[[BaseException | None], None]] | None = None
         self.files: dict[int, LogFile] = {}
@@ -137,7 +139,7 @@ class LogFiles:
     def count(self) -> None:
         """Sizes are asked for with every append, so they are counted only when a file changes."""
         ready = 0 if self._ready is None else self._ready[1].bytes
-        self.spare_bytes = sum(self._spares.values()) + ready
+        self.spare_bytes = sum(self._spares.values()) + ready + self._taken_bytes
         self.bytes = sum(file.bytes for file in self.files.values()) + self.spare_bytes
 
     # The next file.
@@ -171,6 +173,7 @@ class LogFiles:
         header, spare = self._next(first_sequence)
 
         def begun(result: tuple[DiskFile, LogFile] | None, problem: BaseException | None) -> None:
+            self._settled(spare)
             if result is not None:
                 self._use(result)
             done(problem)
@@ -178,6 +181,10 @@ class LogFiles:
                 self.look_ahead(first_sequence)
 
         self._disk.submit(self._settings.lane, partial(self._begin_file, header, spare, old), begun)
+
+    def _settled(self, spare: tuple[str, int] | None) -> None:
+        self._taken_bytes -= 0 if spare is None else spare[1]
+        self.count()
 
     def _use(self, opened: tuple[DiskFile, LogFile]) -> None:
         self.handle, self.active = opened
@@ -190,8 +197,7 @@ class LogFiles:
         spare = next(iter(self._spares.items()), None)
         if spare is not None:
             # Used up even if the attempt fails: nobody knows its name then.
-            del self._spares[spare[0]]
-            self.count()
+            self._taken_bytes += self._spares.pop(spare[0])
         return header, spare
 
     def look_ahead(self, first_sequence: int) -> None:
@@ -202,12 +208,19 @@ class LogFiles:
         if self._spares and self._ready is None and not self._is_readying:
             self._is_readying = True
             header, spare = self._next(first_sequence)
-            self._disk.submit("files", partial(self._begin_file, header, spare, None), self._made_ready)
+            self._disk.submit(
+                "files", partial(self._begin_file, header, spare, None), partial(self._made_ready, spare)
+            )
 
-    def _made_ready(self, result: tuple[DiskFile, LogFile] | None, problem: BaseException | None) -> None:
+    def _made_ready(
+        self,
+        spare: tuple[str, int] | None,
+        result: tuple[DiskFile, LogFile] | None,
+        problem: BaseException | None,
+    ) -> None:
         self._is_readying = False
         self._ready = result
-        self.count()
+        self._settled(spare)
         waiting, self._waiting = self._waiting, None
         if isinstance(problem, SyncFailed):
             self._on_failed_sync(problem)
@@ -243,8 +256,10 @@ class LogFiles:
         if not wanted:
             return
         keep: dict[str, int] = {}
+        room = self._settings.spares_max - len(self._spares)
+        room -= self._is_readying or self._ready is not None
         for file in wanted:
-            if len(self._spares) + len(keep) >= self._settings.spares_max:
+            if len(keep) >= room:
                 break
             # A short file would have to grow, and one with a large frame in it is too much to keep.
             if self._settings.spare_bytes // 2 <= file.bytes <= 2 * self._settings.file_bytes:
@@ -275,6 +290,8 @@ class LogFiles:
 
     async def drop_spares(self, keep: int = 0) -> None:
         """Give the space of spares back, but for some."""
+        if self._is_readying:
+            await self._disk.run("files", lambda: None)
         names = list(self._spares)[keep:]
         for name in names:
             del self._spares[name]

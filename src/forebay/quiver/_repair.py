@@ -56,7 +56,7 @@ async def repair(path: str | os.PathLike[str], *, unregister: Sequence[str] = ()
     """Repair a store. Raises `DirectoryInUse` where it is open, `NotFound` where there is none."""
     root = Path(path)
     if not all((root / each).is_dir() for each in DIRECTORIES):
-        raise NotFound(str(root), hint="it is not the directory of a Quiver store")
+        raise NotFound(f"Quiver store {root}", hint="name the directory that holds wal/, ack/ and segments/")
     async with Quiver(root, UNBOUNDED) as quiver:
         done = Repaired(quiver.report)
         for name in unregister:
