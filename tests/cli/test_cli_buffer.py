@@ -172,6 +172,7 @@ def test_gc_says_what_goes_and_what_stays_and_why(forebay: Run, tmp_path: Path) 
     assert young["kept_counts"]["young"] == 2
     ran = forebay("buffer", "gc", tmp_path, "--grace", "0ms")
     assert ran.code == 0
+    assert "safe only while none of them runs" in ran.err
     assert "kept, referenced: 1" in ran.out
     assert "2 batches deleted" in ran.out
     assert [path.name for path in (tmp_path / "ingest").glob("*.batch")] == [Path(locations[2]).name]

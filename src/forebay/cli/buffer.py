@@ -31,6 +31,8 @@ app = CommandGroup(help="Look at a queue of batches, check it, clean up behind i
 
 READS_AT_ONCE = 8
 """Batches that `verify` reads at the same time."""
+GRACE_MS = 600_000
+"""Grace period of garbage collection in milliseconds, as queues have it by default."""
 RECORD_CHARS_MAX = 200
 """Characters of a record that text output shows."""
 
@@ -142,6 +144,11 @@ def gc(
         finally:
             await collector.close()
 
+    if parse_duration_ms(grace) < GRACE_MS and not dry_run:
+        out.warning(
+            f"producers may enqueue what they uploaded up to {GRACE_MS // 120_000} minutes ago; "
+            "a grace period below twice that is safe only while none of them runs, or where they are set to less"
+        )
     report = wait_for(work())
     if out.is_json():
         out.document(report.as_json())
@@ -204,7 +211,7 @@ def broker(
 
 
 def _config(
-    url: str, manifest: str, *, prefix: str = "ingest", grace_ms: int = 600_000, go_names: bool = False
+    url: str, manifest: str, *, prefix: str = "ingest", grace_ms: int = GRACE_MS, go_names: bool = False
 ) -> BufferConfig:
     from forebay.buffer import BufferConfig
 
