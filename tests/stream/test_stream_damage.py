@@ -182,3 +182,16 @@ async def test_a_segment_of_another_kind_is_refused(
         await tier_of(tmp_path / "log", MemoryStore()).run_once()
     with pytest.raises(error):
         await read_all(reader_of(MemoryStore(), tmp_path / "log"))
+
+
+@pytest.mark.parametrize(("at", "error"), [(0, Corrupt), (7, FormatError)])
+async def test_a_fragment_of_another_kind_or_version_is_refused(
+    tmp_path: Path, at: int, error: type[Exception]
+) -> None:
+    store = await tiered(tmp_path / "log")
+    await flip(store, (await keys_of(store, ".fragment"))[3], at)
+    with pytest.raises(error):
+        await read_all(reader_of(store))
+    with pytest.raises(error):
+        await restore_stream(reader_of(store).remote, tmp_path / "back")
+    assert not (await verify_stream(reader_of(store).remote)).ok

@@ -175,7 +175,10 @@ async def _write(
     coming = [asyncio.create_task(_fetch(view, ref, edges, run)) for run in runs[:1]]
     try:
         for number, (first, stop) in enumerate(runs):
-            data = await coming.pop()
+            data = memoryview(await coming.pop())
+            if first == 0:
+                osiris_file.check_segment_header(data)
+                data = data[stream_fragment.DATA_AT :]
             coming += [
                 asyncio.create_task(_fetch(view, ref, edges, run)) for run in runs[number + 1 : number + 2]
             ]
@@ -188,7 +191,7 @@ async def _write(
             )
             if not same.all():
                 raise Corrupt(key, int(edges[first]), "its index does not name the chunks that are in it")
-            files.add(memoryview(data), positions, headers)
+            files.add(data, positions, headers)
             done.next_offset = int(ids[stop])
             done.chunks += stop - first
             done.bytes += len(data)
@@ -212,7 +215,8 @@ def _runs(edges: npt.NDArray[np.int64], count: int) -> Iterator[tuple[int, int]]
 async def _fetch(
     view: RemoteView, ref: FragmentRef, edges: npt.NDArray[np.int64], run: tuple[int, int]
 ) -> bytes:
-    start, end = int(edges[run[0]]), int(edges[run[1]])
+    # The first run brings the header of the fragment along.
+    start, end = int(edges[run[0]]) if run[0] else 0, int(edges[run[1]])
     return await view.calls.get_range(view.keys.fragment(ref.offset), start, end - start)
 
 

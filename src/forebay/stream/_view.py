@@ -15,6 +15,7 @@ from forebay.coordination import Coordinator
 from forebay.formats import Corrupt, osiris_chunk
 from forebay.formats.osiris_bloom import Matcher
 from forebay.formats.osiris_chunk import HEADER_BYTES, Chunk, ChunkHeader
+from forebay.formats.osiris_file import check_segment_header
 from forebay.formats.stream_filters import Filters
 from forebay.formats.stream_fragment import DATA_AT
 from forebay.stream._blocks import Block, BlockReader
@@ -171,7 +172,7 @@ class RemoteView:
             while start < end:
                 if matcher is None:
                     # A block at a time, without a coroutine for each chunk.
-                    data = await blocks.rest(ref, start)
+                    data = await self._rest(blocks, ref, start)
                     for whole in self._whole_chunks(data, ref, start):
                         start += whole.header.length
                         yield whole
@@ -180,6 +181,17 @@ class RemoteView:
                 header, chunk = await self._chunk(blocks, ref, start, end, matcher)
                 start += header.length
                 yield header if chunk is None else chunk
+
+    async def _rest(self, blocks: BlockReader, ref: FragmentRef, start: int) -> memoryview:
+        """The rest of a block; where a fragment is entered, its header is looked at."""
+        if start != DATA_AT:
+            return await blocks.rest(ref, start)
+        data = await blocks.rest(ref, 0)
+        try:
+            check_segment_header(data)
+        except Corrupt as error:
+            raise self._damaged(ref, 0, error) from error
+        return data[DATA_AT:]
 
     def _whole_chunks(self, data: memoryview, ref: FragmentRef, start: int) -> Iterator[Chunk]:
         """The chunks from the beginning of `data` on, up to one that is not all in it."""
