@@ -108,9 +108,11 @@ def test_slices_and_chunks_of_arrow_arrays_are_encoded_as_what_they_show() -> No
     assert record_block.encode(array.cast(pa.large_binary())) == plain(records)
 
 
-def test_a_null_is_not_a_record() -> None:
+def test_a_null_or_a_number_is_not_a_record() -> None:
     with pytest.raises(UsageError, match="null"):
         record_block.encode(pa.array([b"a", None], pa.binary()))
+    with pytest.raises(UsageError, match="int64"):
+        record_block.encode(pa.array([1, 2]))
 
 
 @given(RECORDS)

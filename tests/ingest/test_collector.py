@@ -381,7 +381,14 @@ async def test_a_cancelled_read_lets_its_claim_lapse() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"heartbeat_timeout_ms": 1}, {"done_cleanup_threshold": 0}, {"missing": "perhaps"}]
+    "settings",
+    [
+        {"heartbeat_timeout_ms": 1},
+        {"heartbeat_timeout_ms": float("nan")},
+        {"done_cleanup_threshold": 0},
+        {"missing": "perhaps"},
+        {"manifest_path": "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.json"},
+    ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(UsageError):

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from forebay.buffer._names import check_path
+from forebay.buffer._names import batch_time_ms, check_path
 from forebay.errors import UsageError
 from forebay.formats.buffer_batch import COMPRESSIONS, Compression
 from forebay.kit.retry import RetryPolicy
@@ -125,10 +125,15 @@ class BufferConfig:
             raise UsageError(
                 f"batch_compression {self.batch_compression!r}", hint=f"one of: {', '.join(COMPRESSIONS)}"
             )
+        if batch_time_ms(self.manifest_path.rpartition("/")[2]) is not None:
+            raise UsageError(
+                f"manifest_path {self.manifest_path!r} is named like a batch",
+                hint="garbage collection would take it for one",
+            )
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value < least:
-                raise UsageError(f"{name} is {value}", hint=f"it is at least {least}")
+            if not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} is {value!r}", hint=f"it is a whole number, at least {least}")
         for name, values in _CHOICES.items():
             if getattr(self, name) not in values:
                 raise UsageError(f"{name} is {getattr(self, name)!r}", hint=f"one of: {', '.join(values)}")

@@ -145,9 +145,10 @@ def gc(
             await collector.close()
 
     if parse_duration_ms(grace) < GRACE_MS and not dry_run:
+        minutes = GRACE_MS // 120_000
         out.warning(
-            f"producers may enqueue what they uploaded up to {GRACE_MS // 120_000} minutes ago; "
-            "a grace period below twice that is safe only while none of them runs, or where they are set to less"
+            f"producers may enqueue what they uploaded up to {minutes} minutes ago; a grace period "
+            "of less than twice that is safe only while none of them runs, or where they are set to less"
         )
     report = wait_for(work())
     if out.is_json():

@@ -131,7 +131,10 @@ def _encode_arrow(array: pa.Array | pa.ChunkedArray, tail: bytes) -> bytes:
         array = array.combine_chunks()
     if array.null_count:
         raise UsageError("a record is null", hint="an empty record is b''")
-    array = array.cast(pa.large_binary())
+    try:
+        array = array.cast(pa.large_binary())
+    except pa.ArrowException as error:
+        raise UsageError(f"records are {array.type}", hint="give an array of binary or of text") from error
     if not len(array):
         return tail
     lengths = np.asarray(pc.binary_length(array))

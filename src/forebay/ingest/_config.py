@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from forebay.errors import UsageError
 from forebay.formats.ingest_manifest import consumer_name
-from forebay.ingest._paths import check_path
+from forebay.ingest._paths import check_manifest_path, check_path
 from forebay.kit.retry import RetryPolicy
 
 __all__ = ["CollectorConfig", "IngestorConfig", "OrphanConfig"]
@@ -46,7 +46,7 @@ class IngestorConfig:
 
     def __post_init__(self) -> None:
         check_path("data_path_prefix", self.data_path_prefix)
-        check_path("manifest_path", self.manifest_path)
+        check_manifest_path(self.manifest_path)
         _at_least(self, 0, "flush_interval_ms")
         _at_least(self, 1, "flush_size_bytes", "max_unflushed_bytes", "uploads_max", "upload_age_max_ms")
         _at_least(self, 64, "manifest_bytes_max")
@@ -71,7 +71,7 @@ class CollectorConfig:
     """How often and how long the read of a batch is tried."""
 
     def __post_init__(self) -> None:
-        check_path("manifest_path", self.manifest_path)
+        check_manifest_path(self.manifest_path)
         _at_least(self, 30, "heartbeat_timeout_ms")
         _at_least(self, 1, "done_cleanup_threshold")
         if self.missing not in ("raise", "skip"):
@@ -98,11 +98,12 @@ class OrphanConfig:
 
     def __post_init__(self) -> None:
         check_path("data_path_prefix", self.data_path_prefix)
-        check_path("manifest_path", self.manifest_path)
+        check_manifest_path(self.manifest_path)
         _at_least(self, 1, "grace_ms", "delete_keys_max")
 
 
 def _at_least(config: object, lowest: int, *names: str) -> None:
     for name in names:
-        if getattr(config, name) < lowest:
-            raise UsageError(f"{name} is {getattr(config, name)}", hint=f"it is at least {lowest}")
+        value = getattr(config, name)
+        if not isinstance(value, int) or value < lowest:
+            raise UsageError(f"{name} is {value!r}", hint=f"it is a whole number, at least {lowest}")

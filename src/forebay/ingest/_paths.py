@@ -12,7 +12,14 @@ from typing import Final
 from forebay.errors import InvalidKey, UsageError
 from forebay.kit.ids import ULID_LENGTH, ulid_time_ms
 
-__all__ = ["BATCH_SUFFIX", "batch_location", "batch_time_ms", "check_path", "owner_marker"]
+__all__ = [
+    "BATCH_SUFFIX",
+    "batch_location",
+    "batch_time_ms",
+    "check_manifest_path",
+    "check_path",
+    "owner_marker",
+]
 
 BATCH_SUFFIX: Final = ".json"
 """How our batches end. `.batch`, which the draft's manifests show, is accepted as well."""
@@ -28,6 +35,17 @@ def check_path(name: str, path: str) -> str:
             path, f"not usable as {name}", hint="letters, digits and . _ = - between single slashes, no more"
         )
     return path
+
+
+def check_manifest_path(path: str) -> str:
+    """Return `path`, or raise `InvalidKey` where it cannot be that of a manifest."""
+    if batch_time_ms(path) is not None:
+        raise InvalidKey(
+            path,
+            "named like a batch",
+            hint="orphans are collected by their names: name the manifest otherwise",
+        )
+    return check_path("manifest_path", path)
 
 
 def batch_location(prefix: str, ulid: str) -> str:
