@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -361,3 +362,13 @@ async def test_a_loop_that_only_ingests_keeps_nobody_from_uploading() -> None:
         for _ in range(2_000):
             await ingestor.ingest([b"more"])
         assert first.result() is True
+
+
+@pytest.mark.parametrize("entries", [(each for each in [b"x"]), iter([b"x"]), {b"x"}, {b"x": 1}, None, 5])
+async def test_entries_are_a_sequence_and_nothing_else_is_called_durable(entries: Any) -> None:
+    """A generator is empty once it was looked through, so nothing of it would be stored."""
+    store = MemoryStore()
+    async with Ingestor(store, QUICK) as ingestor:
+        with pytest.raises(UsageError):
+            await ingestor.ingest(entries)
+    assert await pending(store) == []

@@ -125,6 +125,10 @@ class Ingestor:
         """Accept entries, in order, waiting while too many bytes are not durable yet. They stay together."""
         if isinstance(entries, (bytes, bytearray, memoryview, str)):
             raise UsageError("entries is a single value", hint="give a list of bytes, also for one entry")
+        if not isinstance(
+            entries, Sequence
+        ):  # One that can be walked only once would be empty the next time.
+            raise UsageError(f"entries is {type(entries).__name__}", hint="give a list of bytes")
         if not entries:
             raise UsageError("there are no entries to ingest", hint="give at least one; b'' counts as one")
         # Checked before they are accepted: one bad entry must not spoil the batch of others.
