@@ -151,6 +151,22 @@ def test_a_directory_that_is_not_there_is_not_made(forebay: Run, tmp_path: Path)
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.parametrize("words", ["verify", "log verify", "topics list", "groups list", "compact", "vacuum"])
+def test_a_directory_without_a_deployment_is_neither_whole_nor_made_into_one(
+    forebay: Run, data: Path, tmp_path: Path, words: str
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    ran = forebay(*words.split(), "--data", other, "-o", "json")
+    assert ran.code == 2 and "holds no deployment" in ran.error["message"]
+    assert list(other.iterdir()) == []
+    # The same where the records are there, and the coordinator's file was lost.
+    for path in (data / ".forebay").glob("coordination.db*"):
+        path.unlink()
+    ran = forebay(*words.split(), "--data", data, "-o", "json")
+    assert ran.code == 2 and "holds no deployment" in ran.error["message"]
+
+
 def test_verify_of_an_unknown_topic_fails(forebay: Run, data: Path) -> None:
     ran = forebay("log", "verify", "--topic", "nothing", "--data", data, "-o", "json")
     assert ran.code == 1 and ran.error["type"] == "UnknownTopic"

@@ -11,13 +11,16 @@ import msgspec
 import pytest
 from tests.log.compaction_bed import EAGER, HASTY, Bed
 
+from forebay.coordination import MemoryCoordinator
 from forebay.errors import ForebayError, OutcomeUnknown, StorageDamaged, Unavailable, UsageError
-from forebay.log import AppendGroup, VacuumConfig
+from forebay.kit.ids import IdSource
+from forebay.log import AppendGroup, Catalog, VacuumConfig
 from forebay.log._compaction_steps import CompactionSteps
 from forebay.log._keys import CATALOG_PARTITION_KEY, PartitionKeys, shared_wal_key, topic_key
 from forebay.log._records import Cursor, encode_record
 from forebay.log._references import LogObjects
 from forebay.log._uris import key_of
+from forebay.log._vacuum import _Pass
 from forebay.log._vacuum_marks import MARKS_KEY
 from forebay.storage import DeleteResult, MemoryStore
 
@@ -79,6 +82,7 @@ async def test_a_header_that_cannot_be_read_of_an_object_that_turns_out_to_be_na
 
 async def test_an_upload_that_was_never_committed_goes_in_the_end() -> None:
     bed = Bed()
+    await bed.writer.catalog.create(bed.keys.topic)
     uploaded = await bed.writer.upload([_group(bed, b"never committed")])
     assert uploaded.units and len(await keys_of(bed)) == 1
     assert (await bed.run_vacuum()).deleted == 1
@@ -171,6 +175,7 @@ async def test_a_partition_that_the_catalog_forgot_keeps_its_objects(
     await bed.append(2, 2)
     await bed.compact()
     await bed.append(3, 3)
+    await bed.writer.catalog.create("another")
     await bed.coordinator.delete(topic_key("t"), partition_key=CATALOG_PARTITION_KEY)
     if not guarded:
 
@@ -181,6 +186,56 @@ async def test_a_partition_that_the_catalog_forgot_keeps_its_objects(
         monkeypatch.setattr("forebay.log._vacuum.owner_of", lambda key: None)
     await bed.run_vacuum(times=3)
     assert (await bed.unreadable() == []) is guarded
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "guard removed"])
+async def test_a_coordinator_that_knows_nothing_of_the_log_loses_no_object(
+    guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its database was lost, or a URL names an empty namespace: everything looks like garbage from there."""
+    bed = Bed()
+    await bed.append(2, 2)
+    await bed.compact()
+    await bed.append(3)
+    before = await keys_of(bed)
+    right, bed.coordinator = bed.coordinator, MemoryCoordinator()
+    if not guarded:
+        monkeypatch.setattr(_Pass, "_knows_the_log", property(lambda _: True, lambda *_: None), raising=False)
+    report = await bed.run_vacuum(times=3)
+    assert (await keys_of(bed) == before) is guarded
+    if guarded:
+        assert report.deleted == 0 and report.kept["the coordinator knows nothing of this log"] == len(before)
+        bed.coordinator = right
+        assert await bed.unreadable() == []
+        # It left no marks in its name, which would stand in the way of the right one.
+        assert (await bed.run_vacuum(times=3)).failed == []
+        assert await bed.unreadable() == []
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "guard removed"])
+async def test_the_coordinator_of_another_log_may_not_vacuum_this_one(guarded: bool) -> None:
+    bed = Bed()
+    await bed.append(2, 2)
+    await bed.compact()
+    await bed.append(3)
+    await bed.run_vacuum(times=3)
+    before = await keys_of(bed)
+    right, bed.coordinator = bed.coordinator, MemoryCoordinator()
+    elsewhere = Catalog(
+        bed.store, bed.coordinator, clock=bed.clock, ids=IdSource(bed.clock), randomness=bed.random
+    )
+    await elsewhere.create("elsewhere")
+    if guarded:
+        for dry_run in (True, False):
+            with pytest.raises(UsageError, match="another log"):
+                await bed.vacuum().run_once(dry_run=dry_run)
+        bed.coordinator = right
+        assert (await bed.run_vacuum()).failed == [] and await keys_of(bed) == before
+        assert await bed.unreadable() == []
+    else:
+        await bed.store.delete([MARKS_KEY])
+        await bed.run_vacuum(times=3)
+        assert await keys_of(bed) == []
 
 
 async def test_an_object_whose_header_cannot_be_read_is_kept_and_said() -> None:

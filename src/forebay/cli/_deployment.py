@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forebay.coordination import Coordinator
     from forebay.storage import ObjectStore
 
-__all__ = ["Deployment", "deployment_options"]
+__all__ = ["COORDINATION_FILE", "Deployment", "deployment_options"]
 
 ENVIRONMENT = {"data": "FOREBAY_DATA", "store": "FOREBAY_STORE", "coordinator": "FOREBAY_COORDINATOR"}
 COORDINATION_FILE = Path(".forebay", "coordination.db")

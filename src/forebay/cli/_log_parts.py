@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forebay.cli._deployment import Deployment
+from forebay.cli._deployment import COORDINATION_FILE, Deployment
 from forebay.errors import UsageError
 from forebay.kit.clock import SystemClock
 from forebay.kit.ids import IdSource
@@ -103,13 +103,21 @@ class LogParts:
 
 @asynccontextmanager
 async def open_log(deployment: Deployment, *, create: bool = False) -> AsyncIterator[LogParts]:
-    """Open both sides. Only with `create` a data directory that is not there is made."""
+    """Open both sides. Only with `create` a deployment that is not there is made.
+
+    A directory without the coordinator's file is none, whatever lies in it: opened all the same, it would
+    look like an empty log, and everything in it like garbage.
+    """
     if deployment.data is not None and not create:
-        there = await asyncio.to_thread(deployment.data.is_dir)
-        if not there:
+        if not await asyncio.to_thread(deployment.data.is_dir):
             raise UsageError(
                 f"{deployment.data}: there is no such directory",
                 hint="check --data; a directory is made by the first `forebay topics create`",
+            )
+        if not await asyncio.to_thread((deployment.data / COORDINATION_FILE).exists):
+            raise UsageError(
+                f"{deployment.data} holds no deployment: there is no {COORDINATION_FILE}",
+                hint="check --data; one is made by the first `forebay topics create`",
             )
     clock = SystemClock()
     async with deployment.open_store() as store, deployment.open_coordinator() as coordinator:

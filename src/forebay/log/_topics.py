@@ -86,6 +86,8 @@ class CatalogSurvey:
     """By name, those under deletion too."""
     damaged: list[StorageDamaged]
     """What is wrong with each entry that cannot be read."""
+    deleted: list[str]
+    """Names of topics that are gone: their entries stay."""
 
     def whole(self) -> list[Topic]:
         """The topics; raises where an entry cannot be read: nobody knows then what its partitions name."""
@@ -383,7 +385,7 @@ class Catalog:
         """Every topic, and every entry that cannot be read."""
 
         async def attempt() -> CatalogSurvey:
-            found = CatalogSurvey([], [])
+            found = CatalogSurvey([], [], [])
             async for record in self._coordinator.scan_all(
                 *topics_range(), partition_key=CATALOG_PARTITION_KEY
             ):
@@ -392,7 +394,9 @@ class Catalog:
                 except StorageDamaged as error:
                     found.damaged.append(error)
                     continue
-                if topic.state != "DELETED":
+                if topic.state == "DELETED":
+                    found.deleted.append(topic.topic)
+                else:
                     found.topics.append(topic)
             found.topics.sort(key=lambda one: one.topic)
             return found

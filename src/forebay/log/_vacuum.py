@@ -14,6 +14,10 @@ Invariant: an object that any partition names, or may still come to name, is not
   over. While a compaction stalls before it moves the cursor they cannot; so as long as one stalls longer than
   half the gap between marks, no write-ahead object is deleted, and the report says whose fault it is.
 
+* *Named elsewhere*: objects are judged by what one coordinator knows. One that knows no topic, no deleted one
+  and no partition in any object's header has never been this log's, or has lost everything: then nothing is
+  deleted. Neither is anything while the marks are those of another log (`_vacuum_marks`).
+
 Crash points: anywhere. The marks are one object, replaced by compare-and-set; whatever is lost of them is
 marked again. Two vacuums at once delete the same things.
 
@@ -32,7 +36,8 @@ from forebay.coordination import Coordinator
 from forebay.errors import ForebayError, UsageError
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
-from forebay.log._discovery import catalog_partitions
+from forebay.log._discovery import partitions_of
+from forebay.log._identity import log_identity
 from forebay.log._keys import PartitionKeys
 from forebay.log._references import LogObjects, Visit, is_shared, is_write_ahead, owner_of
 from forebay.log._topics import Catalog
@@ -45,6 +50,9 @@ DELETES_PER_CALL: Final = 1_000
 """Objects deleted by one request."""
 REPORT_KEYS_MAX: Final = 1_000
 """Most keys named in a report; totals count all of them."""
+
+STRANGERS_ASKED_MAX: Final = 1_000
+"""Objects whose headers are read to find a partition that exists, where the catalog names no topic at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,9 @@ class Vacuum:
         self._objects = LogObjects(store, coordinator, clock=clock, randomness=randomness)
         ids = ids or IdSource(clock, randomness)
         self._catalog = Catalog(store, coordinator, clock=clock, ids=ids, randomness=randomness)
-        self._marks = MarksStore(store, ids)
+        self._marks = MarksStore(
+            store, ids, lambda: log_identity(coordinator, clock=clock, ids=ids, randomness=randomness)
+        )
         self.progress: Callable[[str, int], None] = lambda what, count: None
         """Hears what is being done, and to how many so far."""
 
@@ -142,6 +152,7 @@ class _Pass:
         self._marks = marks
         self._now_ms = vacuum._clock.now_ms()
         self._still_marked: dict[str, int] = {}
+        self._knows_the_log = False
 
     async def run(self) -> None:
         portion: list[ObjectInfo] = []
@@ -181,9 +192,13 @@ class _Pass:
         left = {info.key: info for info in portion}
         own = {owner_of(key) for key in left} - {None}
         asked: set[PartitionKeys] = set()
-        await self._visit(await catalog_partitions(self._catalog), asked, left)
+        survey = await self._catalog.survey()
+        self._knows_the_log |= bool(survey.topics or survey.deleted)
+        await self._visit(partitions_of(survey.whole()), asked, left)
         await self._visit([keys for keys in sorted(own, key=str) if keys], asked, left)
         due = [info for info in left.values() if self._is_marked(info)]
+        if not self._knows_the_log:
+            due = list(left.values())[:STRANGERS_ASKED_MAX]
         for key, owners in (await self._objects.owners(due)).items():
             if key not in left:
                 continue  # An owner of one before it names this one too.
@@ -191,6 +206,9 @@ class _Pass:
                 self._hold([left.pop(key)], "its header cannot be read")
             else:
                 await self._visit(owners, asked, left)
+        if not self._knows_the_log:
+            self.report.keep("the coordinator knows nothing of this log", len(left))
+            return []
         return list(left.values())
 
     async def _visit(
@@ -204,6 +222,7 @@ class _Pass:
                 continue
             asked.add(keys)
             visit = await self._objects.visit(keys, named)
+            self._knows_the_log |= visit.exists
             self._progress("looking at partitions", len(asked))
             await self._note(visit)
         self.report.partitions = max(self.report.partitions, len(asked))
@@ -257,7 +276,8 @@ class _Pass:
             return [error] * len(part)
 
     async def _save(self) -> None:
-        if not self.report.dry_run:
+        # Also without a single mark, since they say whose objects these are; only who knows it may.
+        if not self.report.dry_run and self._knows_the_log:
             await self._objects.patiently(
                 lambda: self._marks_store.replace(self._marks, self._still_marked, self._config.marks_max)
             )
