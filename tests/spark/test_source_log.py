@@ -156,6 +156,21 @@ def test_times_are_those_of_the_appends(spark: SparkSession, tmp_path: Path) -> 
             },
             "the log ends at 3",
         ),
+        ({"assign": '{"orders": [1, 3]}'}, "has no partition 3"),
+        ({"assign": '{"orders": "0"}'}, r"for example .*\[0, 1\]"),
+        ({"assign": '{"orders": [0.5]}'}, r"for example .*\[0, 1\]"),
+        ({"assign": '{"orders": [true]}'}, r"for example .*\[0, 1\]"),
+        ({"assign": '{"orders": [-1]}'}, r"for example .*\[0, 1\]"),
+        ({"assign": "{}"}, r"\[0, 1\]"),
+        ({"subscribe": "clicks", "startingOffsets": '{"clicks": {"0": 50}}'}, "the log ends at 3"),
+        (
+            {
+                "subscribe": "clicks",
+                "startingOffsets": '{"clicks": {"0": 2}}',
+                "endingOffsets": '{"clicks": {"0": 1}}',
+            },
+            "are not below startingOffsets",
+        ),
         ({"subscribePattern": "("}, "regular expression"),
         ({"subscribe": "orders", "minPartitions": "0"}, "from 1 on"),
     ],
@@ -165,6 +180,18 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     with pytest.raises(PySparkException, match=message):
         read(spark, data, **options).count()
+
+
+def test_reading_makes_no_directory(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException, match="there is no directory"):
+        read(spark, tmp_path / "typo", subscribe="orders").count()
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_start_behind_the_end_of_the_log_can_be_allowed(spark: SparkSession, data: Path) -> None:
+    start = '{"clicks": {"0": 50}}'
+    frame = read(spark, data, subscribe="clicks", startingOffsets=start, failOnDataLoss="false")
+    assert frame.count() == 0
 
 
 def test_a_path_is_needed(spark: SparkSession) -> None:

@@ -18,9 +18,11 @@ import os
 import random
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay import aio
+from forebay.errors import UsageError
 from forebay.formats.bytes_batch import Codec
 from forebay.kit.clock import SystemClock
 from forebay.log import Positions, ReaderConfig, WriterConfig
@@ -144,10 +146,16 @@ async def _stream_reader(name: str, store: ObjectStore) -> StreamReader:
 _clients: dict[tuple[int, Deployment, Codec], Client] = {}
 
 
-def client(deployment: Deployment, codec: Codec = "none") -> Client:
-    """The client of this process; `codec` is for what it writes."""
+def client(deployment: Deployment, codec: Codec = "none", *, reading: bool = False) -> Client:
+    """The client of this process; `codec` is for what it writes. Where there is only `reading` to be done, a
+    directory that is not there is not made: raises `UsageError`."""
     key = (os.getpid(), deployment, codec)
     found = _clients.get(key)
     if found is None:
+        if reading and "://" not in deployment.path and not Path(deployment.path).is_dir():
+            raise UsageError(
+                f"there is no directory {deployment.path!r} here",
+                hint="the option path; driver and executors need the same directory, or a store in common",
+            )
         found = _clients[key] = Client(deployment, codec)
     return found

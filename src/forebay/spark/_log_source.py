@@ -27,7 +27,17 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from forebay.log import FetchedBatch, LogReader, OffsetOutOfRange, PositionsSeen, Span, Topic, UnknownTopic
+from forebay.errors import UsageError
+from forebay.log import (
+    FetchedBatch,
+    LogReader,
+    OffsetOutOfRange,
+    PositionsSeen,
+    Span,
+    Topic,
+    UnknownPartition,
+    UnknownTopic,
+)
 from forebay.spark._clients import Client, client
 from forebay.spark._columns import LogColumns, fused
 from forebay.spark._errors import DataLossFound, with_hints
@@ -50,7 +60,7 @@ class _Reading:
 
     @property
     def _client(self) -> Client:
-        return client(self.options.deployment)
+        return client(self.options.deployment, reading=True)
 
     def _look(self, known: tuple[Topic, ...] = ()) -> PositionsSeen:
         """Where the wanted partitions stand; raises `UnknownTopic` for one that was named and is not
@@ -63,11 +73,15 @@ class _Reading:
         return PositionsSeen(seen.topics, wanted)
 
     def _check_named(self, seen: PositionsSeen, started: Mapping[str, Any]) -> None:
-        """Raise for a topic that was named, is not there, and was not read before either."""
+        """Raise for what was named, is not there, and was not read before either."""
+        sizes = {each.topic: each.partitions for each in seen.topics}
         named = self.options.topics or {topic for topic, _ in self.options.assigned or ()}
         for topic in sorted(named):
-            if topic not in started and all(topic != each.topic for each in seen.topics):
+            if topic not in started and topic not in sizes:
                 raise UnknownTopic(topic)
+        for topic, partition in self.options.assigned or ():
+            if partition >= sizes.get(topic, partition + 1) and str(partition) not in started.get(topic, ()):
+                raise UnknownPartition(topic, partition, hint=f"it has 0 to {sizes[topic] - 1}")
 
     def _plan(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         found = plan(self._client.positions, self.options, start, end)
@@ -120,7 +134,23 @@ class LogBatchReader(_Reading, DataSourceReader):
             reader, options = self._client.bay.reader, self.options
             start = self._client.run(resolve(reader, options, seen.offsets, options.start, start=True))
             end = self._client.run(resolve(reader, options, seen.offsets, options.end, start=False))
+            self._check_order(seen, start, end)
             return self._plan(start, end)
+
+    def _check_order(self, seen: PositionsSeen, start: Offsets, end: Offsets) -> None:
+        """Raise for offsets that were given and leave nothing to read: a mistake, or a log that was lost."""
+        given = isinstance(self.options.start.offsets, dict)
+        for each in seen.offsets if given else ():
+            key, subject = (each.topic, each.partition), f"{each.topic}:{each.partition}"
+            if start[key] > each.next and self.options.fail_on_data_loss:
+                raise DataLossFound(
+                    subject, start=start[key], earliest=each.next, reason=f"the log ends at {each.next}"
+                )
+            if start[key] > end[key] and isinstance(self.options.end.offsets, dict):
+                raise UsageError(
+                    f"{subject} is to be read from {start[key]} to {end[key]}",
+                    hint="endingOffsets are not below startingOffsets",
+                )
 
 
 class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):

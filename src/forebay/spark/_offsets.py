@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from forebay.errors import UsageError
 
@@ -34,6 +34,8 @@ TopicPartition: TypeAlias = tuple[str, int]
 Offsets: TypeAlias = dict[TopicPartition, int]
 
 EARLIEST, LATEST = -2, -1
+POSITIONS: Final = '{"topic": {"0": 23, "1": -2}}'
+ASSIGNMENT: Final = '{"topic": [0, 1]}'
 
 
 def as_offset(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
@@ -55,35 +57,39 @@ def from_offset(offset: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 def parse_positions(text: str, option: str) -> Offsets:
     """Positions given as an option: `{"topic": {"0": 23, "1": -2}}`; -2 is the earliest, -1 the latest."""
-    return dict(_positions(_json(text, option), text, option))
+    return dict(_positions(_json(text, option, POSITIONS), text, option))
 
 
 def parse_assignment(text: str, option: str) -> list[TopicPartition]:
     """Partitions given as an option: `{"topic": [0, 1]}`."""
-    parsed = _json(text, option)
-    try:
-        return sorted((topic, int(number)) for topic, numbers in parsed.items() for number in numbers)
-    except (TypeError, ValueError) as error:
-        raise _refused(option, text, '{"topic": [0, 1]}') from error
+    found: set[TopicPartition] = set()
+    for topic, numbers in _json(text, option, ASSIGNMENT).items():
+        # A text would be gone through letter by letter, a truth be a number, a fraction be cut.
+        if not isinstance(numbers, list) or any(type(number) is not int or number < 0 for number in numbers):
+            raise _refused(option, text, ASSIGNMENT)
+        found.update((topic, number) for number in numbers)
+    if not found:
+        raise _refused(option, text, ASSIGNMENT)
+    return sorted(found)
 
 
-def _json(text: str, option: str) -> Mapping[str, Any]:
+def _json(text: str, option: str, example: str) -> Mapping[str, Any]:
     try:
         parsed = json.loads(text)
     except ValueError as error:
-        raise _refused(option, text, '{"topic": {"0": 23, "1": -2}}') from error
+        raise _refused(option, text, example) from error
     if not isinstance(parsed, dict):
-        raise _refused(option, text, '{"topic": {"0": 23, "1": -2}}')
+        raise _refused(option, text, example)
     return parsed
 
 
 def _positions(parsed: Mapping[str, Any], text: str, option: str) -> Iterator[tuple[TopicPartition, int]]:
     for topic, partitions in parsed.items():
         if not isinstance(partitions, dict):
-            raise _refused(option, text, '{"topic": {"0": 23, "1": -2}}')
+            raise _refused(option, text, POSITIONS)
         for partition, position in partitions.items():
             if not partition.isdecimal() or type(position) is not int or position < EARLIEST:
-                raise _refused(option, text, '{"topic": {"0": 23, "1": -2}}')
+                raise _refused(option, text, POSITIONS)
             yield (topic, int(partition)), position
 
 
