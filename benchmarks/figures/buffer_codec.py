@@ -66,10 +66,14 @@ def buffer_codec(bench: Bench) -> Iterator[Variants]:
     yield {
         "join small": variant(_once(lambda: b"".join(small)), "batches/s"),
         "encode small": variant(_once(lambda: buffer_batch.encode(small)), "batches/s"),
-        "plain small": variant(_once(lambda: record_block._join(small, footer)), "batches/s"),
+        "plain small": variant(
+            _once(lambda: record_block._join(record_block._as_bytes(small), footer)), "batches/s"
+        ),
         "join large": variant(_once(lambda: b"".join(large)), "batches/s"),
         "encode large": variant(_once(lambda: buffer_batch.encode(large)), "batches/s"),
-        "plain large": variant(_once(lambda: record_block._join(large, footer)), "batches/s"),
+        "plain large": variant(
+            _once(lambda: record_block._join(record_block._as_bytes(large), footer)), "batches/s"
+        ),
         "loop": variant(_once(lambda: _loop(block, len(large))), "batches/s"),
         "decode": variant(_once(lambda: buffer_batch.decode(encoded).to_arrow()), "batches/s"),
         "decode to list": variant(_once(lambda: list(buffer_batch.decode(encoded))), "batches/s"),

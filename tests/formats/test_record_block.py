@@ -74,15 +74,19 @@ def test_the_callers_list_stays_as_it_is() -> None:
     assert records == many(100)
 
 
-@pytest.mark.parametrize("count", [3, 100])
-def test_whatever_has_bytes_is_a_record(count: int) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_whatever_has_bytes_is_a_record(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a compiled packer, which takes nothing but `bytes`, and without."""
-    records = many(count)
-    others: list[Any] = [bytearray(record) for record in records]
-    texts: list[Any] = ["text"] * count
-    assert record_block.encode(others, b"1234567") == plain(records) + b"1234567"
-    with pytest.raises(TypeError):
-        record_block.encode(texts)
+    if not packed:
+        monkeypatch.setattr(record_block, "load_packer", lambda: None)
+    numbers = memoryview(struct.pack("<3I", 1, 2, 3)).cast("I")
+    others: list[Any] = [bytearray(b"abc"), memoryview(b""), numbers, b"plain"]
+    expected = plain([bytes(other) for other in others]) + b"1234567"
+    assert record_block.encode(others, b"1234567") == expected
+    for wrong in ("text", 5, None):
+        records: list[Any] = [b"fine", wrong]
+        with pytest.raises(TypeError):
+            record_block.encode(records)
 
 
 def test_the_tail_costs_no_second_copy_of_the_block() -> None:

@@ -77,11 +77,18 @@ def encode(records: Sequence[bytes] | pa.BinaryArray, tail: bytes = b"") -> byte
         return tail
     packer = load_packer()
     if packer is None:
-        return _join(records, tail)
+        return _join(_as_bytes(records), tail)
     try:
         return _pack(packer, records, tail)
-    except TypeError:  # It takes `bytes` only; a join takes whatever has bytes.
-        return _join(records, tail)
+    except TypeError:  # It takes `bytes` only.
+        return _join(_as_bytes(records), tail)
+
+
+def _as_bytes(records: Sequence[bytes]) -> Sequence[bytes]:
+    """The same as `bytes`: the length of whatever else has bytes may count something larger."""
+    if set(map(type, records)) <= {bytes}:
+        return records
+    return [bytes(memoryview(record)) for record in records]
 
 
 def _pack(packer: Packer, records: Sequence[bytes], tail: bytes) -> bytes:
