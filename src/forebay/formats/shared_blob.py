@@ -33,7 +33,17 @@ from forebay.errors import LimitExceeded, UsageError
 from forebay.formats._errors import Corrupt, UnsupportedEncoding
 from forebay.formats.bytes_batch import ENCODING, Frame
 
-__all__ = ["BLOB_BYTES_MAX", "HEADER_BYTES_MAX", "SLICES_MAX", "Header", "Part", "Slice", "decode", "encode"]
+__all__ = [
+    "BLOB_BYTES_MAX",
+    "HEADER_BYTES_MAX",
+    "SLICES_MAX",
+    "Header",
+    "Part",
+    "Slice",
+    "buffers",
+    "decode",
+    "encode",
+]
 
 MAGIC: Final = b"LLS1"
 VERSION: Final = 1
@@ -88,6 +98,12 @@ _encode_header = msgspec.json.Encoder().encode
 
 def encode(parts: Sequence[Part], *, created_at_ms: int) -> tuple[bytes, list[Slice]]:
     """The blob, and where each part lies in it."""
+    pieces, slices = buffers(parts, created_at_ms=created_at_ms)
+    return b"".join(pieces), slices
+
+
+def buffers(parts: Sequence[Part], *, created_at_ms: int) -> tuple[list[bytes | memoryview], list[Slice]]:
+    """The blob as the buffers it consists of, none of them copied, and where each part lies in it."""
     if not parts:
         raise UsageError("a shared blob holds at least one part")
     if len(parts) > SLICES_MAX:
@@ -102,13 +118,11 @@ def encode(parts: Sequence[Part], *, created_at_ms: int) -> tuple[bytes, list[Sl
     header = _encode_header(Header(version=VERSION, created_at_ms=created_at_ms, partitions=slices))
     end = slices[-1].body_offset + slices[-1].body_length
     _check_sizes(length, end)
-    # The one copy of the data on its way from the callers to the store.
     pieces: list[bytes | memoryview] = [_PREFIX.pack(MAGIC, length), header, b" " * (length - len(header))]
     for frame in frames:
         pieces += frame.parts
-    blob = b"".join(pieces)
-    assert len(blob) == end
-    return blob, slices
+    assert sum([len(piece) for piece in pieces]) == end
+    return pieces, slices
 
 
 def _framed(body: bytes | Frame) -> Frame:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from forebay.errors import ForebayError, LimitExceeded, OutcomeUnknown, Unavailable, UsageError
 from forebay.formats import bytes_batch, shared_blob
-from forebay.formats.bytes_batch import BytesBatch
+from forebay.formats.bytes_batch import BytesBatch, Frame
 from forebay.formats.bytes_batch_join import merge
 from forebay.formats.bytes_batch_piece import piece_of
 from forebay.formats.encoded_batch import EncodedBatch
@@ -41,6 +41,10 @@ __all__ = ["Uploaded", "Uploader", "units_of"]
 
 VIEWED_BYTES_MAX: Final = 8 * 1024 * 1024
 """Largest object that batches in a tail cache are views of; of larger ones they are copies."""
+BUFFERS_MAX: Final = 512
+"""Buffers that an object is written from; of more it is put together first. The kernel takes 1,024."""
+BUFFER_BYTES_MIN: Final = 4 * 1024
+"""Bytes that they have on average; smaller ones are put together, which costs less than to gather them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -130,22 +134,34 @@ class Uploader:
             return []
         key = shared_wal_key(self._ids.uuid())
         try:
-            blob, slices = shared_blob.encode(parts, created_at_ms=now_ms)
-            await self._put(key, blob)
+            buffers, slices = self._object(parts, now_ms)
+            await self._put(key, buffers)
         except ForebayError as error:
             for unit in encoded:
                 unit.fail(_not_done(error))
             return []
-        self._metrics.uploaded(len(blob), self._clock.monotonic() - began)
+        size = slices[-1].body_offset + slices[-1].body_length
+        self._metrics.uploaded(size, self._clock.monotonic() - began)
         uri = uri_of(self._store, key)
         unique = key.rpartition("/")[2]
-        for number, (unit, where) in enumerate(zip(encoded, slices, strict=True)):
+        for number, (unit, where, part) in enumerate(zip(encoded, slices, parts, strict=True)):
             unit.slice, unit.uri, unit.uploaded_at = where, uri, began
             if not unit.append_id:
                 unit.append_id = f"{unique}-{number}"
             if self._keeps_batches:
-                unit.batch = _read_back(blob, where)
+                unit.batch = _kept(buffers, part, where)
         return encoded
+
+    def _object(
+        self, parts: Sequence[shared_blob.Part], now_ms: int
+    ) -> tuple[list[bytes | memoryview], list[shared_blob.Slice]]:
+        """The buffers to write: from where the records lie, where they are few and none of them tiny."""
+        buffers, slices = shared_blob.buffers(parts, created_at_ms=now_ms)
+        size = slices[-1].body_offset + slices[-1].body_length
+        if self._store.gathers and len(buffers) <= min(BUFFERS_MAX, size // BUFFER_BYTES_MIN):
+            return buffers, slices
+        # The one copy of the data on its way from the callers to the store.
+        return [b"".join(buffers)], slices
 
     def _part(self, unit: Unit, now_ms: int) -> shared_blob.Part:
         batches = [group.batch for group in unit.groups]
@@ -153,10 +169,13 @@ class Uploader:
         frame = merge(pieces, time_ms=now_ms, codec=self._codec)
         return shared_blob.Part(unit.keys.topic, unit.keys.partition, unit.count, frame)
 
-    async def _put(self, key: str, blob: bytes) -> None:
+    async def _put(self, key: str, buffers: Sequence[bytes | memoryview]) -> None:
         async def put() -> None:
             self._metrics.store_requests["put"].inc()
-            await self._store.put(key, blob)
+            if len(buffers) == 1:
+                await self._store.put(key, buffers[0])
+            else:
+                await self._store.put_parts(key, buffers)
 
         await retry(
             put,
@@ -168,9 +187,16 @@ class Uploader:
         )
 
 
-def _read_back(blob: bytes, where: shared_blob.Slice) -> EncodedBatch:
-    """What the log will give for a slice. It is read back, not kept: exactly this is what a cache serves."""
-    view = memoryview(blob)[where.body_offset : where.body_offset + where.body_length]
+def _kept(
+    buffers: Sequence[bytes | memoryview], part: shared_blob.Part, where: shared_blob.Slice
+) -> EncodedBatch:
+    """What the log will give for a slice: exactly the bytes that were written are what a cache serves."""
+    size = where.body_offset + where.body_length
+    if len(buffers) > 1 and isinstance(part.body, Frame):
+        frame = part.body
+        return EncodedBatch(frame if size <= VIEWED_BYTES_MAX else frame.tobytes(), where.msg_count)
+    [blob] = buffers
+    view = memoryview(blob)[where.body_offset : size]
     # A view keeps the whole object in memory for as long as any slice of it is cached.
     return EncodedBatch(view if len(blob) <= VIEWED_BYTES_MAX else bytes(view), where.msg_count)
 
