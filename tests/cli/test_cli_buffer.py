@@ -4,6 +4,9 @@ import asyncio
 import base64
 import contextlib
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,3 +233,21 @@ def test_three_records_that_look_like_an_empty_manifest_are_a_batch(
     (tmp_path / name).write_bytes(buffer_batch.encode([b"", b"", b"abc"]))
     found = forebay("buffer", "inspect", tmp_path / name, "-o", "json").document
     assert found == {"kind": "batch", "compression": "none", "records": 3, "data": ["", "", "YWJj"]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_commit_broker_answers_and_ends_when_it_is_told_to(tmp_path: Path, number: int) -> None:
+    socket = tmp_path / "b"
+    command = [sys.executable, "-m", "forebay.cli", "-o", "json", "buffer", "broker"]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "queue"), "--socket", "b"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"socket": "b", "manifest": "ingest/manifest"}
+        assert socket.is_socket()
+        process.send_signal(number)
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert not socket.exists()

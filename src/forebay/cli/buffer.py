@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -189,7 +190,7 @@ def broker(
     socket: Annotated[Path, typer.Option("--socket", metavar="FILE", help="The Unix socket to listen on.")],
     manifest: ManifestPath = "ingest/manifest",
 ) -> None:
-    """Commit for all producers of this machine, until interrupted. They go on by themselves without it."""
+    """Commit for all producers of this machine, until SIGTERM or Ctrl-C. They go on by themselves without."""
 
     async def work() -> None:
         from forebay.buffer._commit_broker import CommitBroker, with_permission
@@ -197,13 +198,16 @@ def broker(
         from forebay.buffer._commit_broker_socket import BrokerServer
         from forebay.storage import open_store
 
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         config = with_permission(_config(url, manifest), PERMISSION_MS)
         async with open_store(url) as store:
             serving = CommitBroker(store, config)
             async with BrokerServer(serving, socket, manifest_path=manifest, store=store.url):
                 where = {"socket": str(socket), "manifest": manifest}
                 out.document(where) if out.is_json() else out.line(f"listening on {socket}")
-                await asyncio.Event().wait()
+                await stop.wait()
 
     wait_for(work())
 
