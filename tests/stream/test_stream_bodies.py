@@ -14,11 +14,12 @@ from tests.stream.logs import HASTY, HandClock, expected, read_all, reader_of, t
 from forebay.formats import Corrupt, osiris_chunk, stream_fragment
 from forebay.storage import ANY, MemoryStore, ObjectStore, Source, open_store
 from forebay.storage._api import When
-from forebay.stream import Diverged, Spec, StreamWriter, WriterConfig, restore_stream
+from forebay.stream import Diverged, Spec, StreamWriter, WriterConfig, restore_stream, verify_stream
 from forebay.stream._cutter import Cut, cuts
 from forebay.stream._errors import SegmentChanged
 from forebay.stream._fragment_source import FragmentSource
 from forebay.stream._local import LocalLog
+from forebay.stream._runs import RUN_BYTES_MAX
 
 MIB = 1024 * 1024
 
@@ -71,7 +72,7 @@ def test_a_source_gives_the_bytes_of_the_fragment(tmp_path: Path, seed: int) -> 
     assert all(len(part) <= max(piece, len(whole) - cut.data_bytes) for part in source.pieces())
 
 
-async def test_tiering_and_restoring_hold_a_small_part_of_a_fragment(tmp_path: Path) -> None:
+async def test_tiering_restoring_and_verifying_hold_a_small_part_of_a_fragment(tmp_path: Path) -> None:
     """Bytes that Python holds at most, with four fragments of 16 MiB on their way at once."""
     write_sizes(tmp_path / "log", [100_000] * 1000)
     store = open_store(tmp_path / "bucket")
@@ -84,12 +85,15 @@ async def test_tiering_and_restoring_hold_a_small_part_of_a_fragment(tmp_path: P
         tracemalloc.reset_peak()
         await restore_stream(reader_of(store).remote, tmp_path / "back")
         restoring = tracemalloc.get_traced_memory()[1] - before
+        tracemalloc.reset_peak()
+        assert (await verify_stream(reader_of(store).remote)).ok
+        verifying = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
         await store.close()
     assert tier.progress.fragments == 6
     assert tiering < 4 * Source.piece_bytes + 2 * MIB
-    assert restoring < 16 * MIB
+    assert max(restoring, verifying) < 2 * RUN_BYTES_MAX + 4 * MIB
     for path in (tmp_path / "log").iterdir():
         assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
 

@@ -31,7 +31,7 @@ from forebay.stream._fragment_source import FragmentSource
 from forebay.stream._keys import StreamKeys
 from forebay.stream._manifest import FragmentInfo
 
-__all__ = ["FragmentStore", "Identity", "LocalIdentity", "Tail", "filters_of"]
+__all__ = ["FragmentStore", "Identity", "LocalIdentity", "Tail"]
 
 Identity: TypeAlias = tuple[int, int, int]
 """Epoch, chunk id and checksum of a chunk."""
@@ -50,22 +50,6 @@ class Tail:
     def info(self) -> FragmentInfo:
         """What the manifest needs of it."""
         return FragmentInfo.from_trailer(self.trailer)
-
-
-def filters_of(body: fmt.Bytes) -> Filters | None:
-    """The filters of a whole fragment, or None where no chunk has one."""
-    fragment = fmt.decode(body)
-    walk = osiris_chunk.walk(fragment.data)
-    sizes = walk.headers["bloom_bytes"]
-    if not sizes.any():
-        return None
-    records = np.empty(len(walk.positions), filters_format.RECORD_DTYPE)
-    records["chunk_id"], records["type"] = walk.headers["chunk_id"], walk.headers["type"]
-    records["position"], records["filter_bytes"] = walk.positions + fmt.DATA_AT, sizes
-    starts = (walk.positions + osiris_chunk.HEADER_BYTES).tolist()
-    blooms = [bytes(fragment.data[at : at + size]) for at, size in zip(starts, sizes.tolist(), strict=True)]
-    trailer = fragment.trailer
-    return Filters(trailer.first_offset, trailer.next_offset, trailer.data_bytes, records, tuple(blooms))
 
 
 class FragmentStore:

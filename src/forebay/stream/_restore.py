@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,17 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import FormatError, NotFound, UsageError
-from forebay.formats import Corrupt, osiris_chunk, osiris_file, stream_fragment
+from forebay.formats import osiris_file
 from forebay.stream._errors import FragmentMissing, RootMissing, StreamMissing
 from forebay.stream._lookup import FragmentRef
 from forebay.stream._manifest import EMPTY, Manifest
+from forebay.stream._runs import FragmentRuns
 from forebay.stream._view import RemoteView
 
 __all__ = ["Restored", "recover_manifest", "restore"]
-
-
-RUN_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes that are fetched and written at a time. A longer chunk is fetched by itself."""
 
 
 @dataclass(slots=True)
@@ -161,63 +159,20 @@ async def _write(
     view: RemoteView, ref: FragmentRef, files: _Files, done: Restored, until_ms: int | None
 ) -> bool:
     """Add a fragment's chunks, some at a time; False where the moment is reached."""
-    trailer, index = await view.fragments.index(ref.offset, ref.data_bytes)
-    count = len(index)
+    fragment = await FragmentRuns.open(view, ref)
+    count = len(fragment.index)
     if until_ms is not None:
-        later = np.flatnonzero(index["timestamp"] > until_ms)
+        later = np.flatnonzero(fragment.index["timestamp"] > until_ms)
         count = int(later[0]) if len(later) else count
-    if count and (trailer.chunks_before == 0 or files.count == 0):
-        files.roll(trailer.first_offset)
-    edges = np.append(index["position"].astype(np.int64), stream_fragment.DATA_AT + trailer.data_bytes)
-    ids = np.append(index["chunk_id"].astype(np.int64), trailer.next_offset)
-    runs, key = list(_runs(edges, count)), view.keys.fragment(ref.offset)
-    # The next run is on its way while this one is checked and written.
-    coming = [asyncio.create_task(_fetch(view, ref, edges, run)) for run in runs[:1]]
-    try:
-        for number, (first, stop) in enumerate(runs):
-            data = memoryview(await coming.pop())
-            if first == 0:
-                osiris_file.check_segment_header(data)
-                data = data[stream_fragment.DATA_AT :]
-            coming += [
-                asyncio.create_task(_fetch(view, ref, edges, run)) for run in runs[number + 1 : number + 2]
-            ]
-            positions = edges[first:stop] - edges[first]
-            headers = osiris_chunk.check_run(data, positions, what=key, at=int(edges[first]))
-            same = (
-                (headers["chunk_id"] == index["chunk_id"][first:stop])
-                & (headers["timestamp"] == index["timestamp"][first:stop])
-                & (headers["records"] == np.diff(ids[first : stop + 1]))
-            )
-            if not same.all():
-                raise Corrupt(key, int(edges[first]), "its index does not name the chunks that are in it")
-            files.add(data, positions, headers)
-            done.next_offset = int(ids[stop])
-            done.chunks += stop - first
-            done.bytes += len(data)
-    finally:
-        for task in coming:
-            task.cancel()
-        await asyncio.gather(*coming, return_exceptions=True)
-    return count == len(index)
-
-
-def _runs(edges: npt.NDArray[np.int64], count: int) -> Iterator[tuple[int, int]]:
-    """Numbers from and to of chunks that are fetched together: some megabytes, or one long chunk."""
-    first = 0
-    while first < count:
-        stop = int(np.searchsorted(edges, edges[first] + RUN_BYTES_MAX, side="right")) - 1
-        stop = min(max(stop, first + 1), count)
-        yield first, stop
-        first = stop
-
-
-async def _fetch(
-    view: RemoteView, ref: FragmentRef, edges: npt.NDArray[np.int64], run: tuple[int, int]
-) -> bytes:
-    # The first run brings the header of the fragment along.
-    start, end = int(edges[run[0]]) if run[0] else 0, int(edges[run[1]])
-    return await view.calls.get_range(view.keys.fragment(ref.offset), start, end - start)
+    if count and (fragment.trailer.chunks_before == 0 or files.count == 0):
+        files.roll(fragment.trailer.first_offset)
+    async with aclosing(fragment.runs(count)) as runs:
+        async for run in runs:
+            files.add(run.data, run.positions, run.headers)
+            done.next_offset = int(fragment.ids[run.stop])
+            done.chunks += run.stop - run.first
+            done.bytes += len(run.data)
+    return count == len(fragment.index)
 
 
 class _Files:

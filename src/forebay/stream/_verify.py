@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.errors import FormatError, NotFound
-from forebay.formats import osiris_chunk, stream_filters, stream_fragment
-from forebay.stream._fragments import filters_of
+from forebay.formats import stream_filters
+from forebay.formats.stream_filters import Filters
 from forebay.stream._lookup import FragmentRef
+from forebay.stream._runs import FragmentRuns, blooms_of
 from forebay.stream._view import RemoteView
 
 __all__ = ["Verification", "verify"]
@@ -46,7 +48,7 @@ class Verification:
 
 
 async def verify(view: RemoteView) -> Verification:
-    """Read a whole stream and check it against its manifest. One fragment is in memory at a time."""
+    """Read a whole stream and check it against its manifest, some megabytes of it in memory at a time."""
     found = Verification(view.keys.stream)
     await view.refresh()
     manifest = view.manifest
@@ -76,37 +78,23 @@ async def _fragment(view: RemoteView, ref: FragmentRef, found: Verification) -> 
     found.fragments += 1
     found.bytes += ref.data_bytes
     try:
-        data = await view.calls.get(key)
-        fragment = stream_fragment.decode(data)
-        trailer = fragment.trailer
-        if (trailer.first_offset, trailer.data_bytes) != (ref.offset, ref.data_bytes):
-            found.note(f"{key}: its trailer tells of another fragment than the manifest: {trailer}")
-        walk = osiris_chunk.walk(fragment.data)
-        same = len(walk.positions) == len(fragment.chunks) and all(
-            (
-                (walk.positions + stream_fragment.DATA_AT == fragment.chunks["position"]).all(),
-                (walk.headers["chunk_id"] == fragment.chunks["chunk_id"]).all(),
-                (walk.headers["timestamp"] == fragment.chunks["timestamp"]).all(),
-                walk.end == len(fragment.data),
-            )
-        )
-        if not same:
-            found.note(f"{key}: its index does not name the chunks that are in it")
-        for position in walk.positions.tolist():
-            osiris_chunk.decode(fragment.data, position)
-        await _filters(view, ref, data, found)
-        found.chunks += len(walk.positions)
-        found.records += int(walk.headers["records"].sum())
+        fragment = await FragmentRuns.open(view, ref)
+        blooms = []
+        async with aclosing(fragment.runs()) as runs:
+            async for run in runs:
+                blooms.append(blooms_of(run))
+                found.chunks += run.stop - run.first
+                found.records += int(run.headers["records"].sum())
+        await _filters(view, ref, fragment.filters(blooms), found)
     except (FormatError, NotFound) as error:
         found.note(f"{key}: {error}")
         return await _next_after(view, ref)
-    return trailer.next_offset
+    return fragment.trailer.next_offset
 
 
-async def _filters(view: RemoteView, ref: FragmentRef, data: bytes, found: Verification) -> None:
+async def _filters(view: RemoteView, ref: FragmentRef, expected: Filters | None, found: Verification) -> None:
     """What stands beside a fragment to save its download must say what is in it."""
     key = view.keys.filters(ref.offset)
-    expected = filters_of(data)
     if expected is None or not await view.calls.exists(key):
         return
     if await view.calls.get(key) != stream_filters.encode(expected):
