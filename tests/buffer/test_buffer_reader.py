@@ -160,3 +160,13 @@ async def test_fetches_at_once_survive_looks_that_overtake_each_other() -> None:
         store.answered.set()
         assert list((await slow).entries) == [b"first"]
         assert len(consumer) == 4
+
+
+async def test_a_damaged_batch_does_not_keep_others_from_being_counted() -> None:
+    store = await filled()
+    [_, second, _] = await Reader(CONFIG, store=store).entries()
+    await store.put(second.location, b"not a batch at all")
+    reader = Reader(CONFIG, store=store)
+    assert [info.record_count for info in await reader.inspect()] == [1, None, 3]
+    stats = await reader.stats(sizes=True)
+    assert (stats.entries, stats.pending_bytes, stats.missing_batches) == (3, 12 + 18 + 22, 0)

@@ -18,7 +18,7 @@ from forebay.buffer._batches import ConsumedBatch
 from forebay.buffer._config import BufferConfig
 from forebay.buffer._fetch import Fetcher, describe
 from forebay.buffer._manifest_file import ManifestFile
-from forebay.errors import NotFound
+from forebay.errors import FormatError, NotFound
 from forebay.formats import buffer_batch
 from forebay.formats.buffer_batch import Compression
 from forebay.formats.buffer_manifest import Entry, Manifest
@@ -40,6 +40,7 @@ class EntryInfo:
     size_bytes: int | None
     """Bytes of the object; None where it is missing."""
     record_count: int | None = None
+    """None where the object is missing, or is no batch."""
     compression: Compression | None = None
 
 
@@ -96,7 +97,7 @@ class Reader:
         return list((await self.manifest()).entries)
 
     async def inspect(self, entries: Sequence[Entry] | None = None) -> list[EntryInfo]:
-        """Entries with sizes and record counts: two small requests each, fewer where their tail tells."""
+        """Entries with sizes and record counts, two small requests each. What is damaged holds up nobody."""
         wanted = await self.entries() if entries is None else entries
         turns = asyncio.Semaphore(LOOKS_AT_ONCE)
 
@@ -117,7 +118,10 @@ class Reader:
             data = await self._store.get_range(entry.location, start, buffer_batch.FOOTER_BYTES)
         except NotFound:
             return EntryInfo(entry, None)
-        footer = buffer_batch.decode_footer(data, name=entry.location)
+        try:
+            footer = buffer_batch.decode_footer(data, name=entry.location)
+        except FormatError:
+            return EntryInfo(entry, size)  # Reading it says what is wrong.
         return EntryInfo(entry, size, footer.record_count, footer.compression)
 
     async def read(self, entry: Entry | int) -> ConsumedBatch:
