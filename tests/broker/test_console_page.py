@@ -281,6 +281,22 @@ async def test_narrow_screens_scroll_tables_and_not_the_page(bed: Bed) -> None:
             assert wide <= 0, view
 
 
+async def test_charts_on_a_phone_show_whole_labels_and_an_idle_one_no_number_twice(bed: Bed) -> None:
+    async with bed.page(viewport={"width": 360, "height": 700}) as seen:
+        page = await seen.open("overview")
+        await expect(page.locator(".chart text").first).to_be_visible()
+        cut = await page.evaluate(
+            """() => [...document.querySelectorAll(".chart text")].filter((text) => text.getBBox().x < 0)
+                .map((text) => text.textContent)"""
+        )
+        assert cut == []
+        for labels in await page.evaluate(
+            """() => [...document.querySelectorAll(".chart")].map((chart) =>
+                [...chart.querySelectorAll("text")].slice(0, 3).map((text) => text.textContent))"""
+        ):
+            assert len(set(labels)) == len(labels), labels
+
+
 async def test_every_control_of_every_view_has_a_name(bed: Bed) -> None:
     nameless = """() => [...document.querySelectorAll("button, input, select, textarea, a, [role]")]
       .filter((node) => !node.matches("#said, [role=status], [role=alert]"))

@@ -4,7 +4,7 @@ import { el, setText, svg } from "./dom.js";
 
 const WIDTH = 480;
 const HEIGHT = 130;
-const LEFT = 56;
+const LEFT = 76;
 const TOP = 10;
 const BOTTOM = 20;
 const GAP_MS = 8000;
@@ -14,7 +14,7 @@ const STEPS = [1, 2, 2.5, 5, 10];
 
 /** The next round number: of bytes a round number of KiB, MiB and so on. */
 function ceiling(value, base) {
-  if (!(value > 0)) return 1;
+  if (!(value > 0)) return base === 10 ? 1 : base;
   const unit = base ** Math.max(0, Math.floor(Math.log(value) / Math.log(base)));
   const scale = unit * 10 ** Math.floor(Math.log10(value / unit));
   return scale * STEPS.find((step) => step * scale >= value * 0.999);
