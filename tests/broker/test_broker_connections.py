@@ -7,6 +7,7 @@ import json
 import random
 
 import msgspec
+import pyarrow as pa
 import pytest
 from tests.broker.bed import FAST, Answer, Client, Wire, serving, until
 
@@ -14,7 +15,7 @@ from forebay.broker import BrokerConfig, HttpLimits, _produce_columns
 from forebay.broker._connection import PLACE_FACTOR
 from forebay.broker._limits import HEADERS_MAX, PIPELINE_MAX, TARGET_BYTES_MAX
 from forebay.formats.bytes_batch import BytesBatch, encode_batch
-from forebay.formats.http_messages import MSGPACK, ProducePartitionPacked, ProduceRequestPacked
+from forebay.formats.http_messages import ARROW, MSGPACK, ProducePartitionPacked, ProduceRequestPacked
 
 SHORT = BrokerConfig(
     producer=FAST, limits=HttpLimits(head_timeout_ms=150, body_timeout_ms=150, idle_timeout_ms=150)
@@ -287,7 +288,7 @@ async def test_a_body_that_is_announced_and_never_sent_keeps_nobody_out() -> Non
         await until(lambda: broker.server.body_bytes == 0)
 
 
-@pytest.mark.parametrize("kind", ["json", "frame"])
+@pytest.mark.parametrize("kind", ["json", "frame", "arrow", "packed"])
 async def test_bodies_that_come_in_odd_pieces_are_whole_and_requests_follow_each_other(kind: str) -> None:
     """Some come with their headers, some grow where they stay, some end in the middle of a read."""
     randomness = random.Random(5)
@@ -298,6 +299,19 @@ async def test_bodies_that_come_in_odd_pieces_are_whole_and_requests_follow_each
         if kind == "json":
             body = json.dumps({"topic_partitions": [{"topic": "t", "partition": 0, "records": [record]}]})
             stream += _post(body.encode(), "application/json", number)
+        elif kind == "arrow":
+            sink = pa.BufferOutputStream()
+            table = pa.table({"value": pa.array([record.encode()], pa.binary())})
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+            body_of_arrow = sink.getvalue().to_pybytes()
+            stream += _post(body_of_arrow, ARROW, number).replace(
+                b"/produce", b"/produce?topic=t&partition=0", 1
+            )
+        elif kind == "packed":
+            values = [memoryview(record.encode())]
+            whole = ProducePartitionPacked(topic="t", partition=0, records=values)
+            stream += _post(msgspec.msgpack.encode(ProduceRequestPacked([whole])), MSGPACK, number)
         else:
             frame = memoryview(encode_batch(BytesBatch.of([record.encode()])))
             batch = ProducePartitionPacked(topic="t", partition=0, frame=frame)
