@@ -46,6 +46,39 @@ def test_store_that_fills_its_disk_is_emptied_by_its_readers_and_goes_on(capacit
     simulate(scenario)
 
 
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_store_killed_on_a_full_disk_is_emptied_by_its_readers_after_it_is_opened_again(
+    power_loss: bool,
+) -> None:
+    config = dataclasses.replace(SMALL, size_cap_bytes=1 << 24, ack_file_bytes=32_768)
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        quiver = await store(world, disk, config).open()
+        await quiver.register("a")
+        await world.clock().sleep(1)
+        await quiver.ingest(batch(999))
+        assert await drain(quiver, "a") == [999]
+        await world.clock().sleep(1)
+        disk.capacity = 300_000
+        durable = []
+        for number in range(400):
+            try:
+                await quiver.ingest(batch(number, 60))
+                durable.append(number)
+            except StorageFull:
+                pass
+        left = disk.after_crash(power_loss=power_loss)
+        # Somebody else has taken what was left.
+        left.capacity = left.used_bytes
+        left.clock = world.clock()
+        async with store(world, left, config) as quiver:
+            assert sorted(await drain(quiver, "a", timeout_s=3)) == durable
+            await quiver.ingest(batch(1_000))
+            assert await drain(quiver, "a", timeout_s=3) == [1_000]
+
+    simulate(scenario)
+
+
 def test_memory_has_a_bound_while_segments_are_slower_than_producers() -> None:
     bound = 65_536
     config = dataclasses.replace(SLOW, open_bytes_max=bound, wal_bytes_max=1 << 22, size_cap_bytes=1 << 25)

@@ -74,7 +74,7 @@ class LogSettings:
     spare_bytes: int = 0
     """Bytes of one that is made for it. Where it is at hand, frames need no new space on the disk."""
     is_always_prepared: bool = False
-    """Make spares at every start that finds none, not at the first alone."""
+    """Make spares at every start that finds none, not at the first alone, and again when they are used up."""
     is_eager: bool = False
     """Write a frame at once where the one before it was alone, instead of at the end of the loop's turn. Not
     for a log that gets several frames in a row from one caller."""
@@ -114,6 +114,7 @@ class LogFiles:
         self._next_generation = 1
         self._ready: tuple[DiskFile, LogFile] | None = None
         self._is_readying = False
+        self._is_filling = False
         self._taken_bytes = 0
         """Bytes of a spare that is on its way to becoming a log file."""
         self._is_open = False
@@ -203,14 +204,36 @@ class LogFiles:
     def look_ahead(self, first_sequence: int) -> None:
         """Get the next file ready. Its header names `first_sequence`: no frame that is still to be written is
         below, those that wait already included."""
-        if not self._settings.is_ahead or not self._is_open:
+        if not self._is_open:
             return
-        if self._spares and self._ready is None and not self._is_readying:
+        if self._settings.is_always_prepared and not self._spares and not self._is_filling:
+            self._refill()
+        if self._settings.is_ahead and self._spares and self._ready is None and not self._is_readying:
             self._is_readying = True
             header, spare = self._next(first_sequence)
             self._disk.submit(
                 "files", partial(self._begin_file, header, spare, None), partial(self._made_ready, spare)
             )
+
+    def _refill(self) -> None:
+        """Have a spare again at once: the next opening may find a full disk, and nothing can be given back
+        there without a file to write into."""
+        self._is_filling = True
+        size = self._settings.spare_bytes
+        name = self._new_name()
+
+        def filled(result: object, problem: BaseException | None) -> None:
+            self._is_filling = False
+            if problem is None:  # otherwise the next file tries again, or the next opening
+                self._spares[name] = size
+                self.count()
+
+        self._disk.submit("files", partial(self._fill, name, size), filled)
+
+    def _new_name(self) -> str:
+        # One that was never given: another spare may be in the lane, becoming a log file.
+        self._next_generation += 1
+        return file_name(self._next_generation - 1, SPARE)
 
     def _made_ready(
         self,
@@ -274,19 +297,21 @@ class LogFiles:
     async def prepare(self, first_sequence: Callable[[], int]) -> None:
         """Have spares, when there is nothing to use again; and the first file."""
         settings = self._settings
-        if self._spares or (self.files and not settings.is_always_prepared):
+        if self._spares or self._is_filling or (self.files and not settings.is_always_prepared):
             self.look_ahead(first_sequence())
             return
-        for _ in range(settings.spares_max):
-            if not self._may_fill(settings.spare_bytes):
-                break
-            # A name that was never given: another spare may be in the lane, becoming a log file.
-            name = file_name(self._next_generation, SPARE)
-            self._next_generation += 1
-            await self._in_files(partial(self._fill, name, settings.spare_bytes))
-            self._spares[name] = settings.spare_bytes
-            self.count()
-            self.look_ahead(first_sequence())
+        self._is_filling = True
+        try:
+            for _ in range(settings.spares_max):
+                if not self._may_fill(settings.spare_bytes):
+                    break
+                name = self._new_name()
+                await self._in_files(partial(self._fill, name, settings.spare_bytes))
+                self._spares[name] = settings.spare_bytes
+                self.count()
+                self.look_ahead(first_sequence())
+        finally:
+            self._is_filling = False
 
     async def drop_spares(self, keep: int = 0) -> None:
         """Give the space of spares back, but for some."""
