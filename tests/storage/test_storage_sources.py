@@ -17,7 +17,7 @@ from forebay.formats import Corrupt
 from forebay.kit.retry import RetryPolicy
 from forebay.storage import ABSENT, ANY, BucketMissing, BucketStore, ObjectStore, SourceFailed, open_store
 from forebay.storage._api import When
-from forebay.storage._bucket import _put, open_bucket
+from forebay.storage._bucket import _put, _upload, open_bucket
 from forebay.storage._source import Room, pieces_of, whole
 from forebay.testing.s3_faults import Fault, S3FaultServer, answer, drop, overwritten
 
@@ -124,6 +124,11 @@ def server() -> Iterator[S3FaultServer]:
 @pytest.fixture
 async def store(server: S3FaultServer) -> AsyncIterator[BucketStore]:
     async with open_bucket(server.url("p"), policy=QUICK, randomness=random.Random(1)) as opened:
+        # Whether conditions are minded is asked before the first one; the tests count what comes after.
+        await opened.put_source("warm", Pieces(LARGE), ABSENT)
+        await opened.delete(["warm"])
+        assert server.keys() == []
+        server.requests.clear()
         yield opened
 
 
@@ -194,6 +199,31 @@ async def test_what_a_signed_url_is_refused_for_goes_through_the_client(
     server.fail_next("PUT", answer(403), times=2)
     with pytest.raises(AccessDenied):
         await store.put_source("k2", Pieces(LARGE), ABSENT)
+
+
+async def test_a_server_that_does_not_mind_conditions_of_signed_urls_gets_none(
+    server: S3FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_upload, "_conditions", lambda when: {})
+    async with open_bucket(server.url("p"), policy=QUICK) as store:
+        source = Pieces(LARGE)
+        await store.put_source("k", source, ABSENT)
+        assert source.reads == 1, "it was held and sent by the client"
+        with pytest.raises(PreconditionFailed):
+            await store.put_source("k", Pieces(OTHER), ABSENT)
+        assert server.get("p/k") == LARGE
+        assert server.keys() == ["p/k"]
+
+
+async def test_a_question_that_is_not_answered_is_asked_again(server: S3FaultServer) -> None:
+    async with open_bucket(server.url("p"), policy=QUICK) as store:
+        server.fail_next("PUT", answer(503), times=4)
+        await store.put_source("k", Pieces(LARGE), ABSENT)
+        server.heal()
+        source = Pieces(LARGE)
+        await store.put_source("k2", source, ABSENT)
+        assert source.reads == 2, "it was streamed"
+        assert server.keys() == ["p/k", "p/k2"]
 
 
 async def test_a_missing_bucket_is_named_for_sources_too(server: S3FaultServer) -> None:

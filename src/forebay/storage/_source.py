@@ -22,7 +22,7 @@ from typing import ClassVar, TypeAlias
 
 from forebay.errors import NotDone
 
-__all__ = ["PIECE_BYTES", "Room", "Source", "SourceFailed", "pieces_of", "whole"]
+__all__ = ["PIECE_BYTES", "Held", "Room", "Source", "SourceFailed", "pieces_of", "whole"]
 
 Piece: TypeAlias = bytes | bytearray | memoryview
 
@@ -55,6 +55,18 @@ class Source(abc.ABC):
         A piece is valid until the next one is asked for. Whatever is wrong is raised before the last piece is
         given; a piece once given may be on its way.
         """
+
+
+class Held(Source):
+    """Bytes that are in memory anyway."""
+
+    def __init__(self, data: bytes) -> None:
+        self.size = len(data)
+        self._data = data
+
+    def pieces(self) -> Iterator[Piece]:
+        """All of them."""
+        yield self._data
 
 
 def pieces_of(key: str, source: Source) -> Generator[Piece, None, None]:

@@ -25,6 +25,7 @@ import enum
 import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from forebay.errors import ForebayError, NotFound, OutcomeUnknown, PreconditionFailed
@@ -33,11 +34,11 @@ from forebay.kit.conditions import ABSENT, ANY
 from forebay.kit.ids import IdSource
 from forebay.kit.retry import RetryPolicy
 from forebay.storage._api import ObjectStore, StoredObject, When
-from forebay.storage._bucket._failure import CLIENT_ERRORS, Failure, NotThisWay
+from forebay.storage._bucket._failure import CLIENT_ERRORS, Failure, NotThisWay, UploadFailed
 from forebay.storage._bucket._patience import Patience
 from forebay.storage._bucket._upload import Upload, can_stream
 from forebay.storage._bucket._url import BucketUrl, Clients
-from forebay.storage._source import PIECE_BYTES, Room, Source, pieces_of, whole
+from forebay.storage._source import PIECE_BYTES, Held, Room, Source, pieces_of, whole
 
 __all__ = ["TOKEN_ATTRIBUTE", "Writer"]
 
@@ -89,6 +90,8 @@ class Writer:
         self._reads = reads
         self._room = Room(SOURCE_BYTES_MAX)
         self._threads: ThreadPoolExecutor | None = None
+        self._minds: bool | None = None
+        """Whether conditions of streamed puts hold; None where it is not known yet."""
 
     async def put(self, key: str, data: bytes, when: When) -> str:
         """Store `data` if `when` holds; the new version."""
@@ -108,6 +111,8 @@ class Writer:
         """Store what `source` gives if `when` holds; the new version."""
         if source.size < STREAMED_BYTES_MIN or not can_stream(self._url):
             return await self._put_held(key, source, when)
+        if when is not ANY and not await self._minds_conditions(key):
+            return await self._put_held(key, source, when)
 
         def send() -> Awaitable[str]:
             return self._upload(key, source, when)
@@ -120,6 +125,28 @@ class Writer:
             )
         except _OtherWay:
             return await self._put_held(key, source, when)
+
+    async def _minds_conditions(self, key: str) -> bool:
+        """Whether this server minds the condition beside a signed URL, which does not cover it; asked once.
+
+        One that left it out would overwrite. So an object of no meaning is put beside the key, and put again
+        on the condition that it is not there.
+        """
+        if self._minds is not None:
+            return self._minds
+        probe = f"{key}.probe-{self._ids.token()}"
+        try:
+            await self.put(probe, b"probe", ANY)
+            await self._upload(probe, Held(b"probe again"), ABSENT)
+            self._minds = False
+        except UploadFailed as error:
+            if error.failure.is_refusal:
+                self._minds = True
+        except ForebayError:
+            return False
+        with suppress(ForebayError):
+            await self.repeat("deleting", probe, lambda: self._clients.once.delete_async(probe))
+        return bool(self._minds)
 
     async def _put_held(self, key: str, source: Source, when: When) -> str:
         async with self._room.hold(source.size):
