@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["spark_export_large", "spark_export_small"]
 
-TASKS = 8
 SMALL, SMALL_ROWS = 100, 4_000_000
 LARGE, LARGE_ROWS = 1_000, 800_000
 MEMORY_BYTES = 6 << 30
@@ -71,9 +70,8 @@ def _with_driver() -> float:
 class _Exports:
     """Exports of one log into ever new tables."""
 
-    def __init__(self, data: Path, place: Path, rows: int, value_bytes: int, spark: SparkSession) -> None:
+    def __init__(self, data: Path, place: Path, rows: int, spark: SparkSession) -> None:
         self._data, self._place, self._rows, self._spark = data, place, rows, spark
-        self._size = rows * (KEY_BYTES + value_bytes) // TASKS
         self._numbers = itertools.count()
 
     def _table(self) -> Path:
@@ -85,8 +83,6 @@ class _Exports:
         return ExportConfig(
             SourceSpec.parse("t", str(self._data), None),
             TargetSpec.parse(f"{kind}:{self._table()}"),
-            task_bytes_min=self._size,
-            task_bytes_max=self._size,
         )
 
     def export(self, kind: str) -> float:
@@ -165,7 +161,7 @@ def _measure(bench: Bench, rows: int, value_bytes: int) -> Iterator[Variants]:
     bench.say("filling a topic")
     asyncio.run(fill(data, rows, value_bytes))
     with session(2) as spark:
-        exports = _Exports(data, bench.directory, rows, value_bytes, spark)
+        exports = _Exports(data, bench.directory, rows, spark)
         delta = job(lambda: exports.export("delta"), _with_driver)
         delta, speed = megabytes(delta, KEY_BYTES + value_bytes + FACTS_BYTES)
         try:

@@ -132,7 +132,8 @@ def crash(stage: Stage) -> Outcome:
     stage.pipeline.kill()
     stage.pipeline = None
     rows = sum(_rows(stage.directory, topic.name) for topic in TOPICS)
-    return Outcome(rows, f"kill -9 after {commits} commits, with files of {stage.killed_after} not committed")
+    after = "one commit" if commits == 1 else f"{commits} commits"
+    return Outcome(rows, f"kill -9 after {after}, with files of {stage.killed_after} not committed")
 
 
 def _rows(directory: Path, topic: str) -> int:

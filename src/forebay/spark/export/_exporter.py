@@ -216,7 +216,9 @@ class Exporter:
         spans = [span for each in plan for span in each.spans]
         total = sum(span.bytes for span in spans)
         share = -(-total // (2 * self._parallelism))
-        size = min(max(share, self.config.task_bytes_min), self.config.task_bytes_max)
+        # A share and the span in which it ends: exactly as many tasks as there are shares, where they fit.
+        ending = max((span.bytes for span in spans), default=0)
+        size = min(max(share + ending, self.config.task_bytes_min), self.config.task_bytes_max)
         floors: dict[str, int] = {}
         if self._dead is not None:
             self._dead.begin(handle)
@@ -348,13 +350,19 @@ def _within(ranges: list[_Range], bytes_max: int) -> list[_Range]:
 
 
 def _bundled(spans: Sequence[Span], size: int) -> list[list[Span]]:
-    """Neighbouring spans together, up to about `size` bytes."""
+    """Neighbouring spans together, up to `size` bytes unless one alone is larger, and all about the same: no
+    task is waited for."""
+    total = sum(span.bytes for span in spans) or 1
+    largest = max((span.bytes for span in spans), default=0)
+    count = -(-total // max(size - largest, size // 2, 1))
     bundles: list[list[Span]] = []
-    room = 0
+    done = bound = room = 0
     for span in spans:
-        if not bundles or room < span.bytes:
+        # Each takes its share of the whole and the span in which it ends.
+        if done >= bound or room < span.bytes:
             bundles.append([])
-            room = size
+            bound, room = (done // total + 1) * total, size
         bundles[-1].append(span)
+        done += span.bytes * count
         room -= span.bytes
     return bundles
