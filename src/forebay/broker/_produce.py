@@ -279,6 +279,7 @@ class _Patience:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._line: deque[tuple[float, _Waiting]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def limit(self, waiting: _Waiting) -> None:
@@ -286,7 +287,8 @@ class _Patience:
         line = self._line
         while line and line[0][1].done:
             line.popleft()
-        loop = asyncio.get_running_loop()
+        # Kept, since asking for it costs a system call each time.
+        loop = self._loop = self._loop or asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         line.append((deadline, waiting))
         if self._timer is None:

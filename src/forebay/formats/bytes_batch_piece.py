@@ -138,7 +138,7 @@ def _plain(body: memoryview, columns: int, count: int) -> Piece:
         at += 8 * count
     if at > size:
         raise Corrupt(_WHAT, _PREFIX.size, f"{count} records in a body of {size} bytes")
-    values_bytes = int(np.frombuffer(value_lengths, "<u4").sum(dtype=np.uint64))
+    values_bytes = int(np.add.reduce(np.frombuffer(value_lengths, "<u4"), dtype=np.uint64))
     keys_bytes = 0
     if key_lengths is not None:
         lengths = np.frombuffer(key_lengths, "<u4")
