@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from forebay.cli import _output as out
+from forebay.cli._asking import ask
 from forebay.cli._deployment import Deployment, deployment_options
 from forebay.cli._log_parts import LogParts, open_log, parse_time_ms
 from forebay.cli._options import CommandGroup
@@ -177,7 +178,7 @@ def delete(
 ) -> None:
     """Forget a group and what it committed."""
     if not yes:
-        typer.confirm(f"Forget group {group} and what it committed?", abort=True)
+        ask(f"Forget group {group} and what it committed?")
 
     async def work() -> None:
         async with open_log(deployment) as parts:

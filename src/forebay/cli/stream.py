@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli import _output as out
+from forebay.cli._asking import ask
 from forebay.cli._deployment import Deployment, deployment_options
 from forebay.cli._options import CommandGroup
 from forebay.cli._run import wait_for
@@ -505,7 +506,7 @@ def delete(
         async with _opened(deployment) as parts:
             stream = await parts.find(name)
             if not yes:
-                typer.confirm(f"Delete {stream} with all its fragments?", abort=True)
+                ask(f"Delete {stream} with all its fragments?")
             remote = RemoteTier(
                 stream,
                 parts.store,

@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from forebay.cli import _output as out
+from forebay.cli._asking import ask
 from forebay.cli._deployment import Deployment, deployment_options
 from forebay.cli._log_parts import LogParts, open_log
 from forebay.cli._options import CommandGroup
@@ -183,7 +184,7 @@ def delete(
 ) -> None:
     """Delete a topic with all its records. Objects it shares with others go with the next vacuum."""
     if not yes:
-        typer.confirm(f"Delete {topic} with all its records?", abort=True)
+        ask(f"Delete {topic} with all its records?")
 
     async def work() -> None:
         async with open_log(deployment) as parts:
