@@ -340,6 +340,17 @@ def test_the_page_is_renewed_between_its_markers_only() -> None:
     assert "Nothing was measured" in markdown([])
 
 
+def test_the_page_names_the_first_and_the_last_commit_it_is_made_of() -> None:
+    first, second, third = some_results()
+    earlier = msgspec.structs.replace(first.run, commit="aaa", date="2026-01-01T00:00:00Z")
+    later = msgspec.structs.replace(first.run, commit="bbb", date="2026-01-02T00:00:00Z")
+    mixed = [
+        msgspec.structs.replace(result, run=run)
+        for result, run in ((first, later), (second, earlier), (third, later))
+    ]
+    assert "commits `aaa` of 2026-01-01T00:00:00Z to `bbb` of 2026-01-02T00:00:00Z" in markdown(mixed)
+
+
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="measured: begin"):
         renew("no markers", [])

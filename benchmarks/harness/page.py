@@ -32,7 +32,7 @@ def markdown(results: Sequence[BenchmarkResult]) -> str:
     lines = [
         f"Machine: {machine.cpus} x {machine.cpu}, {machine.memory_gib:g} GiB, "
         f"{machine.system} {machine.release}, {machine.file_system}. "
-        f"Python {run.versions.get('python', '?')}, commit `{run.commit}`, {run.date}. "
+        f"Python {run.versions.get('python', '?')}, {_when(results)}. "
         f"{results[0].rounds} rounds, {results[0].seconds:g} s or a multiple for each variant; "
         f"load average {min(loads):g} to {max(loads):g}.",
         "",
@@ -55,3 +55,12 @@ def markdown(results: Sequence[BenchmarkResult]) -> str:
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _when(results: Sequence[BenchmarkResult]) -> str:
+    """Commit and time of the run; of the first and the last where the table is made of several."""
+    runs = sorted((result.run for result in results), key=lambda run: run.date)
+    first, last = runs[0], runs[-1]
+    if first.commit == last.commit:
+        return f"commit `{last.commit}`, {last.date}"
+    return f"commits `{first.commit}` of {first.date} to `{last.commit}` of {last.date}"
