@@ -9,10 +9,11 @@ import pytest
 
 FAULTS = """
 import resource, sys
-from forebay.broker._collector import calm_collector, _keep_free_memory
+from forebay.broker import calm_collector
+from forebay.kit.memory import keep_free_memory
 if sys.argv[1] == "calm":
     calm_collector()
-    if not _keep_free_memory():
+    if not keep_free_memory():
         sys.exit(77)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(200):

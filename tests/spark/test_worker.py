@@ -35,6 +35,20 @@ def test_what_is_loaded_is_put_aside_once_and_only_in_a_task(monkeypatch: pytest
     assert gc.get_freeze_count() <= frozen and len(later) == 1_000
 
 
+def test_what_tasks_free_is_kept_from_the_first_task_on_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(_worker, "_begun", set())
+    monkeypatch.setattr(_worker, "keep_free_memory", lambda: kept.append(1))
+    _worker.begin()
+    assert kept == []
+    monkeypatch.setattr(_worker, "TaskContext", SimpleNamespace(get=object))
+    _worker.begin()
+    _worker.begin()
+    assert kept == [1]
+
+
 @pytest.mark.parametrize("is_set", [True, False])
 def test_bytecode_that_is_not_wanted_beside_the_sources_is_kept_in_the_cache(
     is_set: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -42,7 +42,7 @@ from forebay.spark._errors import with_hints
 from forebay.spark._options import WRITE, Options
 from forebay.spark._routing import targets
 from forebay.spark._sink_columns import check_columns
-from forebay.spark._worker import settle
+from forebay.spark._worker import begin, settle
 
 __all__ = ["LogBatchWriter", "LogSinkOptions", "LogStreamWriter", "current_task"]
 
@@ -244,6 +244,7 @@ class _Writing:
         self.options = options
 
     def _stage(self, iterator: Iterator[pa.RecordBatch], name: str, turn: int) -> StagedRows:
+        begin()
         task = _Task(self.options, client(self.options.deployment, self.options.codec), turn)
         with with_hints():
             for batch in iterator:

@@ -44,7 +44,7 @@ from forebay.spark._errors import DataLossFound, with_hints
 from forebay.spark._log_plan import LogRange, LogTask, plan, resolve, skip_or_fail
 from forebay.spark._offsets import Offsets, as_offset, from_offset, share
 from forebay.spark._options import LogOptions
-from forebay.spark._worker import settle
+from forebay.spark._worker import begin, settle
 
 __all__ = ["LogBatchReader", "LogStreamReader"]
 
@@ -91,6 +91,7 @@ class _Reading:
         """The rows of one task, as Arrow."""
         if not isinstance(partition, LogTask):  # An empty plan still reaches a batch reader, as one task.
             return
+        begin()
         with with_hints():
             columns, reader = LogColumns(self.schema), self._client.bay.reader
             for wanted in partition.ranges:

@@ -89,12 +89,13 @@ def _on_spark(
     function: Callable[[Item], Result], items: Sequence[Item], told: Callable[[], None], spark: SparkSession
 ) -> list[Result]:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from forebay.spark._worker import begin, settle
+
+        begin()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 data = pickle.dumps(attempt(function, items[number]))
                 yield pa.RecordBatch.from_arrays([pa.array([data], pa.binary())], schema=RESULT)
-        from forebay.spark._worker import settle
-
         settle()
 
     numbers = spark.range(0, len(items), 1, len(items))
