@@ -5,6 +5,7 @@ from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.conditions import ABSENT, ANY, Condition
 from forebay.kit.ids import ULID_LENGTH, IdSource, ulid_time_ms
 from forebay.kit.limits import Limit, format_bytes, parse_bytes, parse_duration_ms
+from forebay.kit.memory import keep_free_memory
 from forebay.kit.metrics import (
     BYTES_BUCKETS,
     METRICS_MAX,
@@ -73,6 +74,7 @@ __all__ = [
     "Turns",
     "as_json",
     "format_bytes",
+    "keep_free_memory",
     "otel_view",
     "parse_bytes",
     "parse_duration_ms",
