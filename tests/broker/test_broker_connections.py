@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -13,6 +15,7 @@ from tests.broker.bed import FAST, Answer, Client, Wire, serving, until
 
 from forebay.broker import BrokerConfig, HttpLimits, _produce_columns
 from forebay.broker._connection import PLACE_FACTOR
+from forebay.broker._http import Reply, Request
 from forebay.broker._limits import HEADERS_MAX, PIPELINE_MAX, TARGET_BYTES_MAX
 from forebay.formats.bytes_batch import BytesBatch, encode_batch
 from forebay.formats.http_messages import ARROW, MSGPACK, ProducePartitionPacked, ProduceRequestPacked
@@ -66,6 +69,27 @@ async def test_pipelined_appends_keep_their_order() -> None:
         records = (await client.consume("t", 0, 1)).json()["results"][0]["records"]
         assert [record["value"] for record in records] == [str(number) for number in range(20)]
         await wire.close()
+
+
+async def test_a_handler_that_fails_keeps_no_other_request_from_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving() as (broker, client):
+        real = broker.server._handler
+
+        def failing(request: Request, reply: Reply) -> Coroutine[Any, Any, None] | None:
+            if request.path == "/boom":
+                raise RuntimeError("boom")
+            return real(request, reply)
+
+        monkeypatch.setattr(broker.server, "_handler", failing)
+        wires = [await client.open() for _ in range(3)]
+        # All in one turn of the loop, so that they are handled together.
+        for wire, path in zip(wires, ("/health", "/boom", "/health"), strict=True):
+            wire.writer.write(GET.replace(b"/health", path.encode()))
+        assert [(await wire.answer()).status for wire in wires] == [200, 500, 200]
+        for wire in wires:
+            await wire.close()
 
 
 async def test_body_in_small_pieces_and_in_chunks_is_whole() -> None:

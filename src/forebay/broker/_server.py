@@ -8,6 +8,7 @@ unless the time is up, and an unanswered one was never promised anything.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Coroutine
 from typing import Any
@@ -20,6 +21,8 @@ from forebay.errors import Unavailable, Unsupported, UsageError
 from forebay.kit.clock import Clock
 
 __all__ = ["HttpServer", "Refuser"]
+
+_log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 """Seconds between two looks for connections that are overdue; less where a timeout is shorter."""
@@ -152,7 +155,16 @@ class HttpServer:
     def _handle(self) -> None:
         whole, self._whole = self._whole, []
         for request, reply in whole:
-            work = self._handler(request, reply)
+            try:
+                work = self._handler(request, reply)
+            except Exception:
+                # Handlers do not raise. Should one do so, those that came with it are served all the same.
+                _log.exception("a handler failed")
+                answer = self.refused(
+                    500, "InternalError", "the broker has a defect", "its log has the details"
+                )
+                asyncio.get_running_loop().call_soon(reply, answer)
+                continue
             if work is not None:
                 self.run(work)
 
