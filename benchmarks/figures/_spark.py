@@ -135,9 +135,8 @@ def cpu_seconds(aside: int | None = None) -> float:
 def use_memory(size: int) -> None:
     """Use so much memory once and give it back; half of what is free, where that is less.
 
-    A virtual machine gets its memory from the host when it first touches it, and that costs whoever happens
-    to do so ten times what the work itself costs. Whatever the variants write or keep finds memory that was
-    in use before.
+    A virtual machine gets its memory from the host when it first touches it, and charges that to whoever
+    happens to do so. This is meant to take it off the variants; how much it does was not shown.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
     with mmap.mmap(-1, max(mmap.PAGESIZE, min(size, free // 2))) as memory:
