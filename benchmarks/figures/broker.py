@@ -2,8 +2,10 @@
 
 Servers and clients are processes of their own. The log is in memory, so that the figures are the broker's own
 work and not the disk's: parsing, decoding, batching, encoding, committing, answering. A request holds 100
-records of 1 KiB. The decoding server is the broker's own HTTP server with a handler that decodes the same
-body into the same message and answers a fixed text.
+records of 1 KiB, each an event as services write them: a JSON object, which is text with its quotes escaped
+where it is a record of a JSON body, and plain bytes in a frame. Records of one letter, which no decoder has
+anything to do with, stand beside them without a target. The decoding server is the broker's own HTTP server
+with a handler that decodes the same body into the same message and answers a fixed text.
 
 What is compared: 128 connections, each with one request under way and the next one sent as soon as it is
 answered, the same bodies to both servers; the broker flushes at 4 MiB or after 20 ms, 36 to 40 requests at a
@@ -14,9 +16,8 @@ decoding server gave the memory of each body back to the kernel and fetched it a
 expensive as decoding) was luck, and the ratio to it moved by half with it.
 
 The two ratios pull at each other. With h for socket and HTTP, j for decoding JSON, p for what comes behind
-it, they are (h + j) / (h + j + p) and about (h + j + p) / (h + p): 0.8 and 2 at once need h + p of about j,
-some 35 us here, of which a kernel that receives 100 KiB and sends an answer takes most. Whatever makes HTTP
-cheaper raises the second and lowers the first.
+it, they are (h + j) / (h + j + p) and about (h + j + p) / (h + p). Whatever makes HTTP or decoding cheaper
+raises the second or lowers the first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -217,12 +219,45 @@ class _Load:
         return self.runner.run(self._open_loop(per_second, seconds))
 
 
-def _json_requests() -> list[bytes]:
-    text = "x" * RECORD_BYTES
+def _events() -> list[str]:
+    """Orders as a shop would send them, of exactly `RECORD_BYTES`, each another one."""
+    chance = random.Random(1)
+    return [_event(chance, number) for number in range(RECORDS)]
+
+
+def _event(chance: random.Random, number: int) -> str:
+    event: dict[str, Any] = {
+        "event_id": f"{chance.getrandbits(128):032x}",
+        "type": "order_placed",
+        "customer": chance.randrange(1_000_000),
+        "placed_at_ms": 1_700_000_000_000 + number,
+        "items": [],
+        "note": "",
+    }
+    while True:
+        item = {
+            "sku": f"SKU-{chance.randrange(1_000_000):06d}",
+            "name": "Garden hose, 20 m",
+            "quantity": chance.randrange(1, 10),
+            "price": chance.randrange(1, 10_000) / 100,
+        }
+        longer = {**event, "items": [*event["items"], item]}
+        if len(_compact(longer)) > RECORD_BYTES:
+            break
+        event = longer
+    event["note"] = "." * (RECORD_BYTES - len(_compact(event)))
+    return _compact(event)
+
+
+def _compact(event: dict[str, Any]) -> str:
+    return json.dumps(event, separators=(",", ":"))
+
+
+def _json_requests(texts: list[str]) -> list[bytes]:
     return [
         _request(
             json.dumps(
-                {"topic_partitions": [{"topic": "t", "partition": number, "records": [text] * RECORDS}]}
+                {"topic_partitions": [{"topic": "t", "partition": number, "records": texts}]}
             ).encode(),
             "application/json",
         )
@@ -230,12 +265,12 @@ def _json_requests() -> list[bytes]:
     ]
 
 
-def _frame_requests() -> list[bytes]:
+def _frame_requests(texts: list[str]) -> list[bytes]:
     import msgspec
 
     from forebay.formats import bytes_batch
 
-    frame = bytes_batch.encode([b"x" * RECORD_BYTES] * RECORDS)
+    frame = bytes_batch.encode([text.encode() for text in texts])
     return [
         _request(
             msgspec.msgpack.encode(
@@ -260,16 +295,22 @@ def _request(body: bytes, kind: str) -> bytes:
     "Producing in JSON costs little more than decoding it; ready frames cost half of JSON.",
     Figure("JSON, 100 x 1 KiB", of="produce JSON", against="decode only", target=at_least(0.8)),
     Figure("frames, 100 x 1 KiB", of="produce frames", against="produce JSON", target=at_least(2.0)),
+    Figure("JSON, one letter", of="produce one letter", against="decode one letter"),
+    Figure("frames, against JSON of one letter", of="produce frames", against="produce one letter"),
 )
 def broker_produce(bench: Bench) -> Iterator[Variants]:
     """Rates are per second of the server's processor time: client and server share the machine."""
     unit = "records/CPU s"
     with asyncio.Runner() as runner, _serving("decode") as decode, _serving("produce") as produce:
-        plain, frames = _json_requests(), _frame_requests()
+        events = _events()
+        texts, frames = _json_requests(events), _frame_requests(events)
+        letters = _json_requests(["x" * RECORD_BYTES] * RECORDS)
         yield {
-            "decode only": Variant(_Load(decode, plain, runner).per_cpu, unit),
-            "produce JSON": Variant(_Load(produce, plain, runner).per_cpu, unit),
+            "decode only": Variant(_Load(decode, texts, runner).per_cpu, unit),
+            "produce JSON": Variant(_Load(produce, texts, runner).per_cpu, unit),
             "produce frames": Variant(_Load(produce, frames, runner).per_cpu, unit),
+            "decode one letter": Variant(_Load(decode, letters, runner).per_cpu, unit),
+            "produce one letter": Variant(_Load(produce, letters, runner).per_cpu, unit),
         }
 
 
@@ -286,7 +327,7 @@ def broker_produce(bench: Bench) -> Iterator[Variants]:
 def broker_latency(bench: Bench) -> Iterator[Variants]:
     """Half of the rate that the same machine reached a moment before; in memory, flushed every 20 ms."""
     with asyncio.Runner() as runner, _serving("produce") as produce:
-        load = _Load(produce, _json_requests(), runner)
+        load = _Load(produce, _json_requests(_events()), runner)
         load.peak(0.5)  # The topic comes into being.
         half = max(1.0, load.peak(1.0) / 2)
 
