@@ -13,16 +13,13 @@ threads; records that one thread sends to one partition keep their order.
 
 from __future__ import annotations
 
-import weakref
-from types import TracebackType
-from typing import Self
-
 import pyarrow as pa
 
 from forebay import aio
 from forebay._connect import Location, Position
-from forebay._loop_thread import LoopThread, close_at_exit
+from forebay._loop_thread import LoopThread
 from forebay._sending import Delivery, PartlyDelivered
+from forebay._sync_bay import SyncBay
 from forebay._sync_groups import Consumer, Groups
 from forebay._sync_producer import SyncReceiptFor, SyncSending
 from forebay._sync_reading import pulled
@@ -94,21 +91,13 @@ class Producer(SyncSending[Delivery, Receipt]):
     _owner = "bay"
 
 
-class Bay:
+class Bay(SyncBay[aio.Bay, Producer]):
     """A deployment, open. Made by `connect`; a context manager, to be shared by any number of threads."""
 
     def __init__(self, bay: aio.Bay) -> None:
-        self._bay = bay
-        self._thread = LoopThread("forebay")
-        try:
-            self._thread.run(bay.open())
-        except BaseException:
-            self._thread.stop()
-            raise
-        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        super().__init__(bay, "forebay")
         self._topics = Topics(self._thread, bay.topics)
         self._groups = Groups(self._thread, bay.groups)
-        close_at_exit(self, self._thread)
 
     @property
     def topics(self) -> Topics:
@@ -126,9 +115,7 @@ class Bay:
         async def make() -> aio.Producer:
             return self._bay.producer(config)
 
-        producer = Producer(self._thread, self._thread.run(make()))
-        self._producers.add(producer)
-        return producer
+        return self._kept(Producer(self._thread, self._thread.run(make())))
 
     def offsets(self, topic: str, partition: int) -> PartitionOffsets:
         """Where a partition begins and ends."""
@@ -152,30 +139,6 @@ class Bay:
         """
         stream = self._thread.run(self._bay.read(topic, partition=partition, start=start, end=end))
         return pa.RecordBatchReader.from_batches(RECORD_SCHEMA, pulled(self._thread, stream))
-
-    def close(self) -> None:
-        """Flush and close the producers, then let go of everything. Closing twice is fine."""
-        if not self._thread.running:
-            return
-        producers = list(self._producers)
-        try:
-            for producer in producers:
-                producer.shut()
-                self._thread.run(producer.take_over())
-            self._thread.run(self._bay.close())
-        finally:
-            self._thread.stop()
-            for producer in producers:
-                producer.abandon()
-
-    def __enter__(self) -> Self:
-        self._thread.check()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def connect(

@@ -11,14 +11,14 @@ Sends of one thread to one partition keep their order. Where too much is not dur
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import pyarrow as pa
 
-from forebay._loop_thread import LoopThread, close_at_exit
+from forebay._loop_thread import LoopThread
+from forebay._sync_bay import SyncBay
 from forebay._sync_producer import SyncReceiptFor, SyncSending
 from forebay._sync_reading import pulled
 from forebay.client import aio
@@ -171,21 +171,13 @@ class Producer(SyncSending[Delivery, Receipt]):
     _owner = "client"
 
 
-class Client:
+class Client(SyncBay[aio.Client, Producer]):
     """A broker, at hand. Made by `connect`; a context manager, to be shared by any number of threads."""
 
     def __init__(self, client: aio.Client) -> None:
-        self._client = client
-        self._thread = LoopThread("forebay client")
-        try:
-            self._thread.run(client.open())
-        except BaseException:
-            self._thread.stop()
-            raise
-        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        super().__init__(client, "forebay client")
         self._topics = Topics(self._thread, client.topics)
         self._groups = Groups(self._thread, client.groups)
-        close_at_exit(self, self._thread)
 
     @property
     def topics(self) -> Topics:
@@ -199,17 +191,15 @@ class Client:
 
     def health(self) -> HealthResponse:
         """Who answers."""
-        return self._thread.run(self._client.health())
+        return self._thread.run(self._bay.health())
 
     def producer(self, config: ProducerConfig | None = None) -> Producer:
         """A producer: `with bay.producer() as out: ...`"""
 
         async def make() -> aio.Producer:
-            return self._client.producer(config)
+            return self._bay.producer(config)
 
-        producer = Producer(self._thread, self._thread.run(make()))
-        self._producers.add(producer)
-        return producer
+        return self._kept(Producer(self._thread, self._thread.run(make())))
 
     def consumer(
         self,
@@ -220,16 +210,16 @@ class Client:
         config: ConsumerConfig | None = None,
     ) -> Consumer:
         """Reads on and on, from one place in every partition."""
-        made = self._client.consumer(topics, partition=partition, start=start, config=config)
+        made = self._bay.consumer(topics, partition=partition, start=start, config=config)
         return Consumer(self._thread, made)
 
     def offsets(self, topic: str, partition: int) -> OffsetsView:
         """Where a partition begins and ends."""
-        return self._thread.run(self._client.offsets(topic, partition))
+        return self._thread.run(self._bay.offsets(topic, partition))
 
     def trim(self, topic: str, *, partition: int, offset: int) -> TrimView:
         """Remove every record below `offset`, which becomes the earliest."""
-        return self._thread.run(self._client.trim(topic, partition=partition, offset=offset))
+        return self._thread.run(self._bay.trim(topic, partition=partition, offset=offset))
 
     def read(
         self,
@@ -240,32 +230,8 @@ class Client:
         end: Position | None = None,
     ) -> pa.RecordBatchReader:
         """The records from `start` to before `end`, or to the end of the log as it is now, as Arrow."""
-        stream = self._thread.run(self._client.read(topic, partition=partition, start=start, end=end))
+        stream = self._thread.run(self._bay.read(topic, partition=partition, start=start, end=end))
         return pa.RecordBatchReader.from_batches(RECORD_SCHEMA, pulled(self._thread, stream))
-
-    def close(self) -> None:
-        """Flush and close the producers, then let go of everything. Closing twice is fine."""
-        if not self._thread.running:
-            return
-        producers = list(self._producers)
-        try:
-            for producer in producers:
-                producer.shut()
-                self._thread.run(producer.take_over())
-            self._thread.run(self._client.close())
-        finally:
-            self._thread.stop()
-            for producer in producers:
-                producer.abandon()
-
-    def __enter__(self) -> Self:
-        self._thread.check()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def connect(
