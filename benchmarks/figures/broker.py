@@ -4,8 +4,8 @@ Servers and clients are processes of their own. The log is in memory, so that th
 work and not the disk's: parsing, decoding, batching, encoding, committing, answering. A request holds 100
 records of 1 KiB, each an event as services write them: a JSON object, which is text with its quotes escaped
 where it is a record of a JSON body, and plain bytes in a frame. Records of one letter, which no decoder has
-anything to do with, stand beside them without a target. The decoding server is the broker's own HTTP server
-with a handler that decodes the same body into the same message and answers a fixed text.
+anything to do with, stand beside them without a target. The decoding server is the same broker, whose
+handler decodes the same body into the same message and answers a fixed text.
 
 What is compared: 128 connections, each with one request under way and the next one sent as soon as it is
 answered, the same bodies to both servers; the broker flushes at 4 MiB or after 20 ms, 36 to 40 requests at a

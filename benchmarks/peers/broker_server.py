@@ -1,10 +1,11 @@
 """Servers that the figures of the broker are measured on, as processes of their own.
 
-    python -m benchmarks.peers.broker_server decode      only decodes bodies; prints its URL
-    python -m benchmarks.peers.broker_server produce     a broker on a log in memory
+    python -m benchmarks.peers.broker_server decode      a broker that only decodes bodies; prints its URL
+    python -m benchmarks.peers.broker_server produce     a broker
 
-The first is the broker's own HTTP server with a handler that decodes a body into its message and answers a
-fixed text: what producing would cost if there were no log.
+Both are whole brokers on a log in memory, with routes, authorization, limits and metrics. In the first one
+POST /produce decodes a body into its message and answers a fixed text: what producing would cost if there
+were no log.
 """
 
 from __future__ import annotations
@@ -13,38 +14,37 @@ import asyncio
 import json
 import random
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forebay.broker import Broker
 
 __all__ = ["FLUSH_DELAY_MS"]
 
 FLUSH_DELAY_MS = 20
 
 
-async def _decode_only() -> None:
+def _only_decoding(broker: Broker) -> None:
+    """Have POST /produce do nothing but decode."""
     from forebay.broker._bodies import decode_json
-    from forebay.broker._errors import refusal
-    from forebay.broker._http import Reply, Request, Response
-    from forebay.broker._limits import HttpLimits
-    from forebay.broker._server import HttpServer, Refuser
+    from forebay.broker._http import Reply, Response
+    from forebay.broker._routes import Call, Router
     from forebay.formats.http_messages import JSON, ProduceRequest
-    from forebay.kit.clock import SystemClock
 
     answer = json.dumps({"results": [], "success_count": 1, "error_count": 0}).encode()
 
-    def handler(request: Request, reply: Reply) -> None:
-        decode_json(request.body, ProduceRequest)
+    def decode(call: Call, reply: Reply) -> None:
+        decode_json(call.request.body, ProduceRequest)
         reply(Response(200, answer, JSON))
 
-    class Refusing(Refuser):
-        def refused(self, status: int, kind: str, message: str, hint: str) -> Response:
-            return refusal(status, kind, message, hint, "")
-
-    server = HttpServer(handler, Refusing(), clock=SystemClock(), limits=HttpLimits())
-    host, port = await server.start("127.0.0.1", 0)
-    print(f"http://{host}:{port}", flush=True)
-    await asyncio.Event().wait()
+    app = broker.app
+    app._router = Router(
+        replace(route, begin=decode) if route.path == "/produce" else route for route in app._router.routes
+    )
 
 
-async def _produce() -> None:
+async def _serve(*, only_decoding: bool) -> None:
     from forebay._connect import Parts
     from forebay.broker import Broker, BrokerConfig
     from forebay.coordination import MemoryCoordinator
@@ -70,6 +70,8 @@ async def _produce() -> None:
     parts = Parts(Forgetful(clock, ids), MemoryCoordinator(), clock, ids, random.Random(1), MetricsRegistry())
     config = BrokerConfig(port=0, producer=ProducerConfig(batch_max_delay_ms=FLUSH_DELAY_MS))
     async with Broker(parts, config) as broker:
+        if only_decoding:
+            _only_decoding(broker)
         print(broker.url, flush=True)
         await asyncio.Event().wait()
 
@@ -81,4 +83,4 @@ if __name__ == "__main__":
 
     calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as _runner:
-        _runner.run(_decode_only() if sys.argv[1] == "decode" else _produce())
+        _runner.run(_serve(only_decoding=sys.argv[1] == "decode"))
