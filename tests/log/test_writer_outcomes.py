@@ -6,6 +6,7 @@ The commit-related holes of the protocol are named here, each with a test that f
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -24,9 +25,10 @@ from tests.log.writing import (
 
 from forebay.coordination import ABSENT, MemoryCoordinator, Operation, Record, WriteResult
 from forebay.errors import NotDone, OutcomeUnknown, Unavailable
+from forebay.kit.clock import SystemClock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.kit.retry import RetryPolicy
-from forebay.log import AppendResult, Contended, LogWriter, WriterConfig
+from forebay.log import AppendResult, Contended, LogWriter, Trimmer, WriterConfig
 from forebay.log import _commit as commit_module
 from forebay.log._keys import PartitionKeys
 from forebay.log._records import Compaction, Cursor, IndexEntry, encode_record
@@ -311,6 +313,48 @@ async def _compact_two(coordinator: MemoryCoordinator, trace: str) -> None:
             created_at_ms=1,
         )
         await coordinator.put(KEYS.compaction, encode_record(record), partition_key=home)
+
+
+class _Trimming(MemoryCoordinator):
+    """Does the commit, loses its reply, and lets a trim or a deletion in between two looks of its writer."""
+
+    def __init__(self, store: MemoryStore, inner: MemoryCoordinator, rival: str) -> None:
+        super().__init__()
+        self._store, self._inner, self._rival = store, inner, rival
+        self._lost = False
+
+    async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:
+        results = await self._inner.write(operations)
+        if self._lost:
+            return results
+        self._lost = True
+        await _one(writer_of(self._store, self._inner), b"r")
+        return [WriteResult(error=OutcomeUnknown("write"))] * len(operations)
+
+    async def get(self, key: str, *, partition_key: str | None = None) -> Record | None:
+        if key == KEYS.index(2):
+            # The control record was read a moment ago, and named nothing of this.
+            await self._interfere()
+        return await self._inner.get(key, partition_key=partition_key)
+
+    async def _interfere(self) -> None:
+        clock, randomness = SystemClock(), random.Random(1)
+        if self._rival == "trim":
+            await Trimmer(self._inner, clock=clock, randomness=randomness).trim("t", 0, 3)
+        else:
+            await writer_of(self._store, self._inner).catalog.delete("t")
+
+
+@pytest.mark.parametrize("rival", ["trim", "deletion"])
+async def test_traces_removed_between_two_looks_make_the_outcome_unknown(rival: str) -> None:
+    """The append was committed, and perhaps read. Its entry is gone by the time the writer looks for it."""
+    store, inner = MemoryStore(), MemoryCoordinator()
+    await _one(writer_of(store, inner), b"a")
+    result = await _one(writer_of(store, _Trimming(store, inner, rival)), b"x")
+    assert isinstance(result.error, OutcomeUnknown), f"it was appended twice: {result}"
+    if rival == "trim":
+        control, _ = await control_of(inner, KEYS)
+        assert control.sequence_counter == 4, "it must not be appended again"
 
 
 def test_a_cancelled_commit_does_not_poison_the_next_one() -> None:

@@ -2,7 +2,8 @@
 
 See `_commit` for why the answer is definite. The order of the reads matters where compaction is at work: it
 creates its record, removes index entries, moves the cursor, removes its record. Reading the index first, then
-the record, then the cursor sees at least one trace of it.
+the record, then the cursor sees at least one trace of it. Trim moves the start in the control record before
+it removes entries, and a deletion removes both at once; so the control record is read last once more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from forebay.errors import OutcomeUnknown
 from forebay.log._append import Unit
 from forebay.log._keys import PartitionKeys
 from forebay.log._partition_cache import PartitionState
-from forebay.log._records import Compaction, Cursor, IndexEntry, decode_record
+from forebay.log._records import Compaction, Control, Cursor, IndexEntry, decode_record
 from forebay.log._writer_metrics import WriterMetrics
 
 __all__ = ["Doubt", "Verdict", "settle"]
@@ -74,7 +75,7 @@ async def _look(
     """The control record has moved on without our append as its last one."""
     if state.control is not None and state.control.sequence_counter <= doubt.end_offset:
         return Verdict.NOT_COMMITTED
-    if state.control is not None and state.control.start_offset <= doubt.start_offset:
+    if _holds(state.control, doubt):
         keys = unit.keys
         metrics.coordination_requests["get"].inc()
         record = await coordinator.get(keys.index(doubt.end_offset), partition_key=keys.partition_key)
@@ -84,7 +85,11 @@ async def _look(
             return Verdict.COMMITTED
         if entry is not None and entry.type == "WAL":
             return Verdict.NOT_COMMITTED
-        if entry is None and not await _compacted(coordinator, keys, doubt.end_offset, metrics):
+        if (
+            entry is None
+            and not await _compacted(coordinator, keys, doubt.end_offset, metrics)
+            and await _untrimmed(coordinator, keys, doubt, metrics)
+        ):
             return Verdict.NOT_COMMITTED
     unit.fail(
         OutcomeUnknown(
@@ -93,6 +98,19 @@ async def _look(
         )
     )
     return Verdict.UNKNOWN
+
+
+def _holds(control: Control | None, doubt: Doubt) -> bool:
+    """Whether an entry for these offsets would still be there."""
+    return control is not None and control.start_offset <= doubt.start_offset
+
+
+async def _untrimmed(
+    coordinator: Coordinator, keys: PartitionKeys, doubt: Doubt, metrics: WriterMetrics
+) -> bool:
+    metrics.coordination_requests["get"].inc()
+    record = await coordinator.get(keys.control, partition_key=keys.partition_key)
+    return record is not None and _holds(decode_record(Control, record.key, record.value), doubt)
 
 
 async def _compacted(
