@@ -166,7 +166,7 @@ async def test_zstd_is_read_back() -> None:
     config = WriterConfig(codec="zstd", commit=AT_ONCE)
     await writer_of(store, coordinator, config=config).append_shared([group("t", 0, bytes(10_000))])
     assert await read_log(store, coordinator) == [bytes(10_000)]
-    [info] = [info async for info in store.list()]
+    [info] = [info async for info in store.list("llog/")]
     assert info.size < 1_000
 
 
@@ -293,11 +293,11 @@ async def test_a_stalled_upload_is_uploaded_again_before_its_commit() -> None:
     clock.seconds += 59
     [[done]] = await writer.commit([fresh])
     clock.seconds += 2
-    before = {info.key async for info in store.list()}
+    before = {info.key async for info in store.list("llog/")}
     [[late]] = await writer.commit([stalled])
     assert done.ok and late.ok and late.wal_uri is not None
     assert len(before) == 2 and done.wal_uri is not None and key_of(store, done.wal_uri) in before
-    assert {info.key async for info in store.list()} - before == {key_of(store, late.wal_uri)}
+    assert {info.key async for info in store.list("llog/")} - before == {key_of(store, late.wal_uri)}
     assert await read_log(store, coordinator, "u") == [b"stalled"]
 
 

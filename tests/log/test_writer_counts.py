@@ -33,10 +33,12 @@ def test_a_flush_is_one_put_and_one_round_trip(partitions: int) -> None:
         return costs
 
     first, *steady = as_one(append)
-    # First contact: one read per partition, and the catalog is read, written and confirmed once.
-    assert first.count("w", "coordinator.get") == partitions + 2
-    assert first.count("w", "coordinator.write") == 2
-    assert first.count("w", "store") == 1
+    # First contact: one read per partition, and the catalog is read, written and confirmed once. The store is
+    # asked whose it is, and is given the name of the log with its first topic.
+    assert first.count("w", "coordinator.get") == partitions + 3
+    assert first.count("w", "coordinator.write") == 3
+    assert first.count("w", "store.get") == 2
+    assert first.count("w", "store.put") == 2
     for cost in steady:
         assert cost.count("w", "store.put") == 1
         assert cost.count("w", "coordinator.write") == 1
@@ -100,4 +102,4 @@ async def test_a_flush_is_one_put_and_one_round_trip_on_real_coordinators(
         assert all(result.ok for result in results)
         if number:
             assert calls == {"write": 1}
-        assert requests == {"put": 1}
+            assert requests == {"put": 1}

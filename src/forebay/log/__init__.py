@@ -8,6 +8,7 @@ from forebay.log._billing import CountingStore
 from forebay.log._compactor import CompactionResult, Compactor, CompactorConfig
 from forebay.log._compactor_service import CompactorService, CompactorServiceConfig
 from forebay.log._errors import (
+    AnotherLog,
     Contended,
     DataLost,
     Fenced,
@@ -40,6 +41,7 @@ from forebay.log._writer_config import WriterConfig
 
 __all__ = [
     "RECORD_SCHEMA",
+    "AnotherLog",
     "AppendGroup",
     "AppendResult",
     "BatchingProducer",

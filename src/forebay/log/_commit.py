@@ -34,7 +34,7 @@ from collections.abc import Iterable, Sequence
 from forebay.coordination import Delete, WriteResult
 from forebay.errors import ForebayError, NotDone, OutcomeUnknown, PreconditionFailed, Unavailable
 from forebay.log._append import Unit
-from forebay.log._errors import Contended, UnknownTopic
+from forebay.log._errors import AnotherLog, Contended, UnknownTopic
 from forebay.log._partition_cache import PartitionCache, PartitionState, load_state
 from forebay.log._producers import admit, judge
 from forebay.log._proposals import Proposal, Try, chunks, first_control, propose, waves
@@ -67,6 +67,8 @@ class Committer:
         self._tail_cache = parts.tail_cache
         # Two commits of one writer to one partition would only refuse each other.
         self._turn = asyncio.Lock()
+        self._pair_seen = False
+        """Whether store and coordinator were looked at, and nothing spoke against them."""
 
     async def commit(self, units: Iterable[Unit]) -> None:
         """Answer every unit. Units of one partition are committed in the order given, one per round trip."""
@@ -143,13 +145,32 @@ class Committer:
         """Read the control records of partitions that are not known, settle doubts, find new topics."""
         if not tries:
             return
-        await asyncio.gather(*[self._load(one) for one in tries])
+        foreign, *_ = await asyncio.gather(self._foreign(), *[self._load(one) for one in tries])
+        if foreign is not None:
+            for one in tries:
+                if not one.done:
+                    self._fail(one, foreign)
+            return
         by_topic: dict[str, list[Try]] = defaultdict(list)
         for one in tries:
             if not one.done and one.state is not None and one.state.control is None:
                 by_topic[one.unit.keys.topic].append(one)
         if by_topic:
             await asyncio.gather(*[self._find_topic(topic, new) for topic, new in by_topic.items()])
+
+    async def _foreign(self) -> AnotherLog | None:
+        """What is wrong where the store belongs to another log than the coordinator. Asked for once."""
+        if self._pair_seen:
+            return None
+        self._metrics.coordination_requests["get"].inc()
+        try:
+            await self._catalog.pair.check()
+        except AnotherLog as error:
+            return error
+        except ForebayError:
+            return None  # Not to be told now: the next partition that is not known yet asks again.
+        self._pair_seen = True
+        return None
 
     async def _load(self, one: Try) -> None:
         keys = one.unit.keys

@@ -4,6 +4,8 @@ NotDone
 ├── Fenced                 the partition does not take appends, or not from this epoch
 ├── OutOfSequence          an idempotent producer skipped or rewound its sequence
 └── Contended              other writers won every round; nothing was appended
+UsageError
+└── AnotherLog             the store belongs to another log than the coordinator
 ForebayError
 ├── OffsetOutOfRange       trimmed away, or not written yet
 ├── UnknownTopic
@@ -12,9 +14,27 @@ ForebayError
 
 from __future__ import annotations
 
-from forebay.errors import ForebayError, NotDone
+from forebay.errors import ForebayError, NotDone, UsageError
 
-__all__ = ["Contended", "DataLost", "Fenced", "OffsetOutOfRange", "OutOfSequence", "UnknownTopic"]
+__all__ = [
+    "AnotherLog",
+    "Contended",
+    "DataLost",
+    "Fenced",
+    "OffsetOutOfRange",
+    "OutOfSequence",
+    "UnknownTopic",
+]
+
+
+class AnotherLog(UsageError):
+    """The store has the name of another log than the coordinator. Nothing was changed."""
+
+    def __init__(self, store_url: str, name_object: str) -> None:
+        super().__init__(
+            f"the objects in {store_url} belong to another log than this coordinator's",
+            hint=f"check the coordinator; if it is the right one, delete the object {name_object}",
+        )
 
 
 class Fenced(NotDone):

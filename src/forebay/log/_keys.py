@@ -12,6 +12,7 @@
     llog-groups/{group}/members/{member}                         a live member, ephemeral
     llog-groups/{group}/offsets/{topic}:{partition:05d}          how far the group has come, and its owner
 
+    llog-catalog/identity                                        object: the same name
     llog/wal-shared/{uuid}                                       object: batches of many partitions
     llog/{topic}/partitions/{partition}/data/compacted/{uuid}    object: one compacted range
     llog/{topic}/partitions/{partition}/data/wal/{uuid}          object: one batch, older layout, still read
@@ -34,6 +35,7 @@ from forebay.errors import StorageDamaged, UsageError
 __all__ = [
     "CATALOG_PARTITION_KEY",
     "IDENTITY_KEY",
+    "IDENTITY_OBJECT",
     "OFFSET_DIGITS",
     "PARTITION_MAX",
     "ROOT",
@@ -57,6 +59,9 @@ GROUPS: Final = "llog-groups"
 CATALOG_PARTITION_KEY: Final = "llog-catalog"
 """Topics are few and listed as a whole: they all live on one shard."""
 IDENTITY_KEY: Final = f"{CATALOG}/meta/identity"
+"""In the coordinator."""
+IDENTITY_OBJECT: Final = f"{CATALOG}/identity"
+"""In the store."""
 OFFSET_DIGITS: Final = 20
 TOPIC_CHARS_MAX: Final = 200
 """Longest topic name."""

@@ -50,6 +50,7 @@ from forebay.kit.conditions import ABSENT
 from forebay.kit.ids import IdSource
 from forebay.kit.retry import RetryPolicy, retry
 from forebay.log._errors import UnknownTopic
+from forebay.log._identity import LogPair
 from forebay.log._keys import (
     CATALOG_PARTITION_KEY,
     PARTITION_MAX,
@@ -115,6 +116,8 @@ class Catalog:
         self._ids = ids
         self._random = randomness
         self._policy = policy or RetryPolicy(attempts_max=30)
+        self.pair = LogPair(store, coordinator, ids)
+        """Whether the two belong together."""
 
     # -- looking
 
@@ -191,6 +194,9 @@ class Catalog:
         May be called again after a failure, by anybody, and goes on where it stopped. Shared objects that
         hold records of this topic too go with the next vacuum.
         """
+
+        # Objects go by their names, which a topic of another log may have as well.
+        await self._retry(self.pair.check)
 
         def decide(found: Topic | None) -> Topic | None:
             if found is None or found.state == "DELETED":
@@ -350,6 +356,8 @@ class Catalog:
             if wanted is None:
                 assert found is not None
                 return found
+            if found is None or found.state == "DELETED":
+                await self.pair.claim()
             wanted = msgspec.structs.replace(wanted, revision=revision)
             await self._coordinator.put(
                 topic_key(topic),

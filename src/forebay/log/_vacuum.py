@@ -16,7 +16,7 @@ Invariant: an object that any partition names, or may still come to name, is not
 
 * *Named elsewhere*: objects are judged by what one coordinator knows. One that knows no topic, no deleted one
   and no partition in any object's header has never been this log's, or has lost everything: then nothing is
-  deleted. Neither is anything while the marks are those of another log (`_vacuum_marks`).
+  deleted. Neither is anything in a store that has the name of another log (`_identity`).
 
 Crash points: anywhere. The marks are one object, replaced by compare-and-set; whatever is lost of them is
 marked again. Two vacuums at once delete the same things.
@@ -37,7 +37,7 @@ from forebay.errors import ForebayError, UsageError
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
 from forebay.log._discovery import partitions_of
-from forebay.log._identity import log_identity
+from forebay.log._identity import LogPair
 from forebay.log._keys import PartitionKeys
 from forebay.log._references import LogObjects, Visit, is_shared, is_write_ahead, owner_of
 from forebay.log._topics import Catalog
@@ -125,9 +125,7 @@ class Vacuum:
         self._objects = LogObjects(store, coordinator, clock=clock, randomness=randomness)
         ids = ids or IdSource(clock, randomness)
         self._catalog = Catalog(store, coordinator, clock=clock, ids=ids, randomness=randomness)
-        self._marks = MarksStore(
-            store, ids, lambda: log_identity(coordinator, clock=clock, ids=ids, randomness=randomness)
-        )
+        self._marks = MarksStore(store, ids, LogPair(store, coordinator, ids))
         self.progress: Callable[[str, int], None] = lambda what, count: None
         """Hears what is being done, and to how many so far."""
 
@@ -276,7 +274,7 @@ class _Pass:
             return [error] * len(part)
 
     async def _save(self) -> None:
-        # Also without a single mark, since they say whose objects these are; only who knows it may.
+        # Also without a single mark, since it names the log whose objects these are; only who knows it may.
         if not self.report.dry_run and self._knows_the_log:
             await self._objects.patiently(
                 lambda: self._marks_store.replace(self._marks, self._still_marked, self._config.marks_max)

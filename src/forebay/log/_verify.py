@@ -30,6 +30,7 @@ from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
 from forebay.log._compaction_run import entries_from
 from forebay.log._discovery import partitions_of
+from forebay.log._errors import AnotherLog
 from forebay.log._fetch import decode_slice
 from forebay.log._keys import CATALOG_PARTITION_KEY, ROOT, PartitionKeys, topic_key
 from forebay.log._meta import PartitionMeta, read_meta
@@ -87,7 +88,7 @@ class VerifyReport:
     orphans: list[str] = field(default_factory=list)
     """Objects that no partition names: left by crashes, by compaction, by an upload under way."""
     problems: list[str] = field(default_factory=list)
-    """What is wrong with the catalog itself: topics that cannot be read."""
+    """What is wrong beside the partitions: topics that cannot be read, a store of another log."""
 
     @property
     def ok(self) -> bool:
@@ -95,7 +96,7 @@ class VerifyReport:
         return not self.problems and not any(partition.problems for partition in self.partitions)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; with `problems` only where the catalog has some."""
+        """Plain data; with `problems` only where there are some."""
         document = {
             "ok": self.ok,
             "partitions": [partition.as_json() for partition in self.partitions],
@@ -117,14 +118,15 @@ async def verify(
     ids = IdSource(clock, randomness)
     catalog = Catalog(store, coordinator, clock=clock, ids=ids, randomness=randomness)
     objects = LogObjects(store, coordinator, clock=clock, randomness=randomness)
-    report = VerifyReport()
+    report = VerifyReport(problems=await _pair_problems(objects, catalog))
     survey = await catalog.survey()
+    unsure = bool(report.problems or survey.damaged)
     if topic is None:
         partitions = partitions_of(survey.topics)
-        report.problems = [error.message for error in survey.damaged]
+        report.problems += [error.message for error in survey.damaged]
     else:
         partitions = partitions_of([await catalog.describe(topic)])
-    search = _OrphanSearch(objects, partitions, unsure=bool(survey.damaged))
+    search = _OrphanSearch(objects, partitions, unsure=unsure)
     await search.run(f"{ROOT}/" if topic is None else f"{ROOT}/{topic}/partitions/")
     report.orphans = search.orphans
     for keys in [*partitions, *search.hidden]:
@@ -133,6 +135,15 @@ async def verify(
         if progress is not None:
             progress(str(keys), found.records)
     return report
+
+
+async def _pair_problems(objects: LogObjects, catalog: Catalog) -> list[str]:
+    """Where store and coordinator are of different logs, everything in the store looks like an orphan."""
+    try:
+        await objects.patiently(catalog.pair.check)
+    except (AnotherLog, StorageDamaged) as error:
+        return [error.message]
+    return []
 
 
 class _OrphanSearch:

@@ -65,6 +65,7 @@ class LogWriter:
         self._clock = clock
         self._random = randomness
         self._metrics = WriterMetrics(metrics)
+        self.catalog.pair.on_put = self._metrics.store_requests["put"].inc
         self._cache = PartitionCache(self.config.cached_partitions_max)
         parts = WriterParts(
             store, coordinator, clock, ids, randomness, self.config, self._metrics, name, tail_cache
