@@ -24,7 +24,7 @@ from forebay.kit import IdSource, SystemClock
 from forebay.log import AppendGroup, Fenced, LogReader, LogWriter
 from forebay.log._group_records import TopicPartition
 from forebay.log._groups import Groups
-from forebay.log._keys import CATALOG_PARTITION_KEY, PartitionKeys, topic_key
+from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, PartitionKeys, group_key, topic_key
 from forebay.log._meta import read_meta
 from forebay.storage import open_store
 
@@ -508,7 +508,16 @@ def test_groups_are_reset_first_dry_then_for_good(forebay: Run, data: Path, grou
 
 
 @pytest.mark.parametrize(
-    "wrong", [(), ("--to", "somewhere"), ("--to", "1", "--to-time", "1"), ("--to", "1", "--partition", "1")]
+    "wrong",
+    [
+        (),
+        ("--to", "somewhere"),
+        ("--to", "1", "--to-time", "1"),
+        ("--to", "1", "--partition", "1"),
+        ("--to", "9" * 5_000),
+        ("--to-time", "9" * 5_000),
+    ],
+    ids=["nowhere", "somewhere", "two places", "no topic", "long offset", "long time"],
 )
 def test_a_reset_that_makes_no_sense_is_refused(
     forebay: Run, data: Path, group: str, wrong: tuple[str, ...]
@@ -519,3 +528,51 @@ def test_a_reset_that_makes_no_sense_is_refused(
 def test_a_deleted_group_is_forgotten(forebay: Run, data: Path, group: str) -> None:
     assert forebay("groups", "delete", group, "--yes", "--data", data).code == 0
     assert forebay("groups", "list", "--data", data, "-o", "json").documents == []
+
+
+@pytest.mark.parametrize("value", [b"torn", b'{"topic": "../x", "partition": 0}'], ids=["torn", "misplaced"])
+def test_a_damaged_group_hides_no_other_and_can_be_deleted(
+    forebay: Run, data: Path, group: str, value: bytes
+) -> None:
+    keys = GroupKeys("broken")
+
+    async def damage() -> None:
+        async with open_coordinator(data) as coordinator:
+            home = keys.partition_key
+            await coordinator.put(keys.offset("orders", 0), value, partition_key=home)
+            await coordinator.put(group_key("broken"), b"broken", partition_key=CATALOG_PARTITION_KEY)
+
+    asyncio.run(damage())
+    listed = forebay("groups", "list", "--data", data, "-o", "json")
+    assert listed.code == 0 and [each["group"] for each in listed.documents] == [group]
+    assert "broken" in listed.err and keys.offset("orders", 0) in listed.err
+    shown = forebay("groups", "describe", "broken", "--data", data)
+    assert shown.code == 1 and "forebay groups delete" in shown.err
+    assert forebay("groups", "delete", "broken", "--yes", "--data", data).code == 0
+    assert forebay("groups", "list", "--data", data).err == ""
+
+
+def test_a_topic_made_at_an_impossible_time_is_listed_all_the_same(forebay: Run, data: Path) -> None:
+    key = topic_key("clicks")
+
+    async def damage() -> None:
+        async with open_coordinator(data) as coordinator:
+            found = await coordinator.get(key, partition_key=CATALOG_PARTITION_KEY)
+            assert found is not None
+            changed = {**json.loads(found.value), "created_at_ms": 10**18}
+            await coordinator.put(key, json.dumps(changed).encode(), partition_key=CATALOG_PARTITION_KEY)
+
+    asyncio.run(damage())
+    ran = forebay("topics", "list", "--data", data)
+    assert ran.code == 0 and "orders" in ran.out and "clicks" in ran.out
+
+
+def test_a_time_of_too_many_digits_is_wrong_usage(forebay: Run, data: Path) -> None:
+    assert forebay("log", "trim", "orders", 0, "--before", "9" * 5_000, "--data", data).code == 2
+
+
+def test_a_grace_that_is_short_for_running_writers_is_warned_of(forebay: Run, data: Path) -> None:
+    short = ("vacuum", "--grace", "5m", "--data", data)
+    assert "safe only while" in forebay(*short).err
+    assert forebay(*short, "--dry-run").err == ""
+    assert forebay("vacuum", "--data", data).err == ""

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from forebay.log._trim import Trimmer
     from forebay.storage import ObjectStore
 
-__all__ = ["LogParts", "open_log", "parse_time_ms"]
+__all__ = ["LogParts", "is_number", "open_log", "parse_time_ms"]
+
+DIGITS_MAX = 20
+"""Digits of a number on the command line: as many as any offset or time has, far below what `int` takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +127,21 @@ async def open_log(deployment: Deployment, *, create: bool = False) -> AsyncIter
         yield LogParts(store, coordinator, clock, IdSource(clock), random.Random())
 
 
+def is_number(text: str) -> bool:
+    """Whether it is an offset or a number of milliseconds, as people write them."""
+    return text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX
+
+
 def parse_time_ms(text: str) -> int:
     """Milliseconds since the Unix epoch: such a number, or an ISO 8601 time, in UTC unless it says more."""
-    if text.isdecimal():
+    if is_number(text):
         return int(text)
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f"{text!r} is not a time", hint="as 2026-11-16T09:30:00Z, or milliseconds since the Unix epoch"
+            f"{text[:100]!r} is not a time",
+            hint="as 2026-11-16T09:30:00Z, or milliseconds since the Unix epoch",
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)

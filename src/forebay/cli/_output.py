@@ -95,7 +95,10 @@ def time_text(time_ms: int) -> str:
     """A moment for people, in UTC: `2026-11-16 09:30:00Z`."""
     import datetime
 
-    moment = datetime.datetime.fromtimestamp(time_ms / 1000, tz=datetime.UTC)
+    try:
+        moment = datetime.datetime.fromtimestamp(time_ms / 1000, tz=datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms"  # In no year of ours: what a damaged record says is shown as it is.
     return moment.strftime("%Y-%m-%d %H:%M:%SZ")
 
 

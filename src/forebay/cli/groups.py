@@ -11,14 +11,14 @@ import typer
 from forebay.cli import _output as out
 from forebay.cli._asking import ask
 from forebay.cli._deployment import Deployment, deployment_options
-from forebay.cli._log_parts import LogParts, open_log, parse_time_ms
+from forebay.cli._log_parts import LogParts, is_number, open_log, parse_time_ms
 from forebay.cli._options import CommandGroup
 from forebay.cli._run import wait_for
-from forebay.errors import UsageError
+from forebay.errors import NotFound, StorageDamaged, UsageError
 
 if TYPE_CHECKING:
     from forebay.log._group_records import TopicPartition
-    from forebay.log._groups import GroupDescription, GroupReset, ResetTo
+    from forebay.log._groups import GroupDescription, GroupReset, Groups, ResetTo
 
 __all__ = ["app"]
 
@@ -31,12 +31,13 @@ Force = Annotated[bool, typer.Option("--force", help="Also while members are ali
 @app.command("list")
 @deployment_options
 def list_groups(deployment: Deployment) -> None:
-    """Every group. JSON: a line per group, with its lag."""
+    """Every group. JSON: a line per group, with its lag. One that cannot be read is named on stderr."""
 
     async def work() -> list[GroupDescription]:
         async with open_log(deployment) as parts:
             groups = parts.groups()
-            return [await groups.describe(name) for name in await groups.list()]
+            names = await groups.list()
+            return [found for name in names if (found := await _described(groups, name)) is not None]
 
     found = wait_for(work())
     if out.is_json():
@@ -54,6 +55,18 @@ def list_groups(deployment: Deployment) -> None:
         [each.group, str(len(each.members)), f"{each.records:,}", f"{each.seconds:.1f}"] for each in found
     ]
     out.table(["group", "members", "lag records", "lag seconds"], rows, right=["members", "lag records"])
+
+
+async def _described(groups: Groups, name: str) -> GroupDescription | None:
+    from forebay.log import DataLost
+
+    try:
+        return await groups.describe(name)
+    except NotFound:
+        return None  # Deleted meanwhile.
+    except (DataLost, StorageDamaged, UsageError) as error:
+        out.warning(f"group {name!r} is left out: {error.message}")
+        return None
 
 
 @app.command("describe")
@@ -163,9 +176,9 @@ def _place(text: str) -> ResetTo:
         return "earliest"
     if text == "latest":
         return "latest"
-    if text.isdecimal():
+    if is_number(text):
         return int(text)
-    raise UsageError(f"{text!r} is no place in a log", hint="earliest, latest or an offset")
+    raise UsageError(f"{text[:100]!r} is no place in a log", hint="earliest, latest or an offset")
 
 
 @app.command("delete")

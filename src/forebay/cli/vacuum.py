@@ -40,10 +40,16 @@ def vacuum(
     later one deletes it. --grace must be well above the time that writers and compactors may take to commit.
     """
 
-    async def work() -> VacuumReport:
-        from forebay.log import VacuumConfig
+    from forebay.log import VacuumConfig
 
-        config = VacuumConfig(grace_ms=parse_duration_ms(grace), mark_gap_ms=parse_duration_ms(gap))
+    config = VacuumConfig(grace_ms=parse_duration_ms(grace), mark_gap_ms=parse_duration_ms(gap))
+    if config.grace_ms < VacuumConfig().grace_ms and not dry_run:
+        out.warning(
+            "writers, compactors and Spark jobs may name what they uploaded up to 40 minutes ago; a shorter "
+            "grace than the default is safe only while none of them runs"
+        )
+
+    async def work() -> VacuumReport:
         async with open_log(deployment) as parts:
             with out.progress() as bar:
                 task = bar.add_task("listing objects", total=None)

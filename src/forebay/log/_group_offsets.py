@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from forebay.coordination import Coordinator, Put, When
-from forebay.errors import ForebayError, OutcomeUnknown, PreconditionFailed, Unavailable
+from forebay.coordination import Coordinator, Put, Record, When
+from forebay.errors import ForebayError, OutcomeUnknown, PreconditionFailed, StorageDamaged, Unavailable
 from forebay.kit.clock import Clock
 from forebay.kit.conditions import ABSENT
 from forebay.kit.ids import IdSource
@@ -76,13 +76,24 @@ class GroupOffsets:
             scan = self._coordinator.scan_all(
                 *self._keys.offsets_range(), partition_key=self._keys.partition_key
             )
-            found = [
-                Held(decode_record(GroupOffset, record.key, record.value), record.version)
-                async for record in scan
-            ]
+            found = [Held(self._decoded(record), record.version) async for record in scan]
             return {held.record.place: held for held in found}
 
         return await retry(attempt, policy=self._policy, clock=self._clock, randomness=self._random)
+
+    def _decoded(self, record: Record) -> GroupOffset:
+        """The record, if it is one and lies where it belongs; raises `StorageDamaged`."""
+        try:
+            found = decode_record(GroupOffset, record.key, record.value)
+        except StorageDamaged as error:
+            raise StorageDamaged(error.message, hint=self._way_out()) from error
+        if record.key != self._keys.offset(found.topic, found.partition):
+            raise StorageDamaged(f"{record.key!r} is the place of {found.place}", hint=self._way_out())
+        return found
+
+    def _way_out(self) -> str:
+        group = self._keys.group
+        return f"something else wrote this key; delete it, or all of the group: forebay groups delete {group}"
 
     def absent(self, place: TopicPartition) -> Held:
         """What to build on where there is no record."""

@@ -21,7 +21,15 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from forebay.coordination import Coordinator, Delete, DeleteRange, Operation
-from forebay.errors import ForebayError, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable, UsageError
+from forebay.errors import (
+    ForebayError,
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StorageDamaged,
+    Unavailable,
+    UsageError,
+)
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
 from forebay.kit.retry import retry
@@ -311,7 +319,7 @@ class Groups:
         Raises `NotFound` where there is none, and `GroupBusy` where members are alive, unless forced.
         """
         keys = GroupKeys(group)
-        if not await self._offsets(group).read():
+        if not await self._has_offsets(group):
             # Offsets without a name are what a deletion that was cut short has left.
             await self._check_exists(group)
         await self._check_idle(keys, force)
@@ -328,6 +336,12 @@ class Groups:
 
         await self._retry(attempt)
         self._entered.discard(group)
+
+    async def _has_offsets(self, group: str) -> bool:
+        try:
+            return bool(await self._offsets(group).read())
+        except StorageDamaged:
+            return True  # It can be forgotten for that, and is.
 
     async def _check_exists(self, group: str) -> None:
         if await self._get(group_key(group), CATALOG_PARTITION_KEY) is None:

@@ -99,7 +99,8 @@ class VacuumReport:
 
     def keep(self, reason: str, count: int = 1) -> None:
         """Count objects that stay."""
-        self.kept[reason] = self.kept.get(reason, 0) + count
+        if count:
+            self.kept[reason] = self.kept.get(reason, 0) + count
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
