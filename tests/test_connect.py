@@ -526,6 +526,15 @@ async def test_a_closed_bay_of_asyncio_is_refused(tmp_path: Path) -> None:
     await bay.close()
 
 
+async def test_a_closed_producer_of_asyncio_refuses_at_once(tmp_path: Path) -> None:
+    """Its receipt would know, but nobody has to look at it, and nothing raises it any more."""
+    async with forebay.aio.connect(tmp_path) as bay:
+        async with bay.producer(FAST) as out:
+            await out.send("orders", [b"a"], partition=0)
+        with pytest.raises(Closed):
+            out.send("orders", [b"b"], partition=0)
+
+
 async def test_a_send_to_several_partitions_that_fails_in_part_says_which(tmp_path: Path) -> None:
     async with forebay.aio.connect(tmp_path) as bay:
         await bay.topics.create("orders", partitions=4)

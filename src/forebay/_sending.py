@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from forebay._outgoing import Outgoing, Sending
 from forebay._receipts import DeliveryOf, PartlyDeliveredOf, ReceiptFor, settled
 from forebay.errors import Backpressure, Closed, ForebayError, OutcomeUnknown
+from forebay.formats.bytes_batch import BytesBatch
 from forebay.formats.record_routing import route
 from forebay.kit.clock import Clock
 from forebay.log import AppendGroup, AppendResult, BatchingProducer, Catalog, LogWriter, ProducerConfig
@@ -67,6 +68,12 @@ class Producer(Sending[Delivery, Receipt]):
     async def start(self) -> None:
         """Begin the background work of the batching producer."""
         await self._batching.start()
+
+    def checked(self, batch: BytesBatch) -> BytesBatch:
+        """The batch; raises once the producer is closed, when nobody would raise what a receipt holds."""
+        if self._closed:
+            raise Closed("the producer is closed", hint="open another one")
+        return batch
 
     def offer(self, item: Outgoing[Delivery]) -> None:
         """Take a send; its outcome is told later, a refusal too."""

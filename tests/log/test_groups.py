@@ -559,3 +559,21 @@ async def test_what_was_read_under_a_lost_claim_is_not_committed_under_the_next(
         assert batch.start_offset == 1
         await consumer.commit()
     assert (await log.groups.committed("billing"))[at(0)].offset == 3
+
+
+async def test_a_consumer_outside_of_its_group_is_told_so(log: Log) -> None:
+    """A poll without an answer looks like a log without records."""
+    await log.write(0, [b"x"])
+    consumer = log.groups.consumer("billing", ["orders"])
+    with pytest.raises(Closed, match="not in its group"):
+        await consumer.poll(timeout_s=0.0)
+    async with consumer:
+        assert await consumer.poll(timeout_s=5)
+    with pytest.raises(Closed, match="not in its group"):
+        await consumer.poll(timeout_s=0.0)
+
+
+@pytest.mark.parametrize("wrong", [("orders", 0), TopicPartition("orders", "0"), TopicPartition("../x", 0)])  # type: ignore[arg-type]
+async def test_a_reset_of_what_is_no_partition_is_refused(log: Log, wrong: Any) -> None:
+    with pytest.raises(UsageError):
+        await log.groups.reset("billing", [wrong], to="earliest")

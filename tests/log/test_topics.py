@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 from tests.log.writing import (
@@ -123,6 +124,18 @@ async def test_an_unknown_topic_is_not_described_altered_or_deleted() -> None:
     for call in (catalog.describe("t"), catalog.alter("t", partitions=2), catalog.delete("t")):
         with pytest.raises(UnknownTopic):
             await call
+
+
+@pytest.mark.parametrize("wrong", [{"retention_ms": -1}, {}, "7d"])
+async def test_settings_that_are_none_do_not_get_into_the_catalog(wrong: Any) -> None:
+    """They were stored, and then nobody could read the entry: the topic was gone, and the vacuum stopped."""
+    catalog = _catalog()
+    with pytest.raises(UsageError, match="settings"):
+        await catalog.create("t", settings=wrong)
+    await catalog.create("t")
+    with pytest.raises(UsageError, match="settings"):
+        await catalog.alter("t", settings=wrong)
+    assert [topic.topic for topic in await catalog.list()] == ["t"]
 
 
 async def test_settings_and_partitions_are_altered_apart() -> None:

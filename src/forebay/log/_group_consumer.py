@@ -68,8 +68,9 @@ class GroupConsumer:
         """Records of any of its partitions; empty where none came within the timeout.
 
         `max_bytes` is for each partition. A partition that was trimmed beyond its position goes on at the
-        earliest offset.
+        earliest offset. Raises `Closed` outside of its group, where it would wait for nothing for ever.
         """
+        self.member.check_joined()
         deadline = self._clock.monotonic() + timeout_s
         while True:
             await self._adopt()

@@ -158,6 +158,11 @@ class GroupMember:
 
     # -- what it owns
 
+    def check_joined(self) -> None:
+        """Raise `Closed` before it has joined and after it has left."""
+        if self._task is None:
+            raise Closed("this member is not in its group", hint="use it inside its with block")
+
     @property
     def owned(self) -> dict[TopicPartition, int | None]:
         """Partitions it may commit for, and where each was committed last; None: never."""
@@ -182,8 +187,7 @@ class GroupMember:
         Raises `GenerationFenced` where a partition belongs to somebody else now; the others are committed.
         An offset never goes back; `Groups.reset` does that.
         """
-        if self._task is None:
-            raise Closed("this member has left its group", hint="join again")
+        self.check_joined()
         async with self._turn:
             await self._commit(offsets)
 

@@ -19,6 +19,7 @@ __all__ = [
     "TopicPartition",
     "validate_generation",
     "validate_offset",
+    "validate_place",
 ]
 
 NUMBER_MAX: Final = 2**62
@@ -106,11 +107,16 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     joined_at_ms: int
 
 
-def validate_offset(place: TopicPartition, offset: int) -> None:
-    """Raise unless this is a partition that can be, and an offset in it."""
+def validate_place(place: TopicPartition) -> None:
+    """Raise unless this is a partition that can be."""
     if not isinstance(place, TopicPartition):
         raise UsageError(f"{place!r} is no partition", hint="as TopicPartition('orders', 0)")
     PartitionKeys(place.topic, place.partition)
+
+
+def validate_offset(place: TopicPartition, offset: int) -> None:
+    """Raise unless this is a partition that can be, and an offset in it."""
+    validate_place(place)
     if type(offset) is not int or not 0 <= offset <= NUMBER_MAX:
         raise UsageError(f"{place} cannot be at {offset!r}", hint="offsets are integers from 1 on")
 

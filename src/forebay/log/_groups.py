@@ -46,6 +46,7 @@ from forebay.log._group_records import (
     TopicPartition,
     validate_generation,
     validate_offset,
+    validate_place,
 )
 from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, group_key, groups_range, unescaped
 from forebay.log._reader import LogReader
@@ -265,6 +266,8 @@ class Groups:
             raise UsageError("a reset goes to one place", hint="give either `to` or `to_time_ms`")
         if to is not None and to not in ("earliest", "latest") and type(to) is not int:
             raise UsageError(f"{to!r} is no place in a log", hint="'earliest', 'latest' or an offset")
+        for place in partitions or ():
+            validate_place(place)
         found = await self._offsets(group).read()
         if partitions is None and not found:
             await self._check_exists(group)

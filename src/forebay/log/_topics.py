@@ -140,6 +140,7 @@ class Catalog:
     ) -> Topic:
         """Create a topic; raises `TopicExists`. Its partitions come into being with their first append."""
         partitions = _check_partitions(partitions)
+        _check_settings(settings)
         topic_id = self._ids.ulid()
 
         def create(found: Topic | None) -> Topic | None:
@@ -173,6 +174,7 @@ class Catalog:
         self, topic: str, *, settings: TopicSettings | None = None, partitions: int | None = None
     ) -> Topic:
         """Replace the settings, or add partitions. There is no way to fewer: their offsets would be lost."""
+        _check_settings(settings)
 
         def alter(found: Topic | None) -> Topic | None:
             active = _active(topic, found)
@@ -457,3 +459,9 @@ def _active(topic: str, found: Topic | None) -> Topic:
 
 def _check_partitions(partitions: int) -> int:
     return whole("number of partitions", partitions, 1, PARTITION_MAX + 1)
+
+
+def _check_settings(settings: TopicSettings | None) -> None:
+    """Anything else could be written, and then nobody could read the entry any more."""
+    if not isinstance(settings, TopicSettings | None):
+        raise UsageError(f"settings {settings!r}", hint="as TopicSettings(retention_ms=86_400_000)")
