@@ -8,6 +8,7 @@ and without it, where the same story must end badly. A test of a guard that cann
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -194,6 +195,27 @@ async def _write_unconditionally(self: CompactionSteps, meta: PartitionMeta, rec
 
 async def _anything_goes(self: CompactionSteps, meta: PartitionMeta, record: Compaction, found: str) -> None:
     return None
+
+
+@GUARD
+async def test_hole_b_lower_keys_stay_where_the_end_key_is_not_what_they_are_deleted_for(
+    guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record says that the end key is compacted, and it is not: what lies below is all there is."""
+    bed = Bed()
+    await bed.append(2, 2, 2)
+    await bed.writer.materialize_idle(idle_ms=0)
+    record = msgspec.structs.replace(await _offer(bed, 1, 6), state="DELETING_OLD")
+    await bed.coordinator.put(
+        bed.keys.compaction, encode_record(record), partition_key=bed.keys.partition_key
+    )
+    if not guarded:
+        monkeypatch.setattr(CompactionSteps, "_check_trimmed", _anything_goes)
+    before = await bed.spans()
+    with contextlib.suppress(StorageDamaged):
+        await bed.compact()
+    assert (await bed.spans() == before) is guarded
+    assert (await bed.unreadable() == []) is guarded
 
 
 # -- c: late index puts, the four rows and the vacuumed ones

@@ -11,6 +11,7 @@ import pytest
 from tests.log.hand_log import FAST, HandLog, numbered
 
 from forebay.errors import UsageError
+from forebay.formats import bytes_batch
 from forebay.formats.record_columns import RECORD_SCHEMA
 from forebay.kit.retry import RetryPolicy
 from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownPartition, UnknownTopic
@@ -205,6 +206,22 @@ async def test_a_flipped_bit_is_never_served(position: int) -> None:
     blob[pending.byte_offset + position % pending.byte_length] ^= 4
     await log.store.put(pending.append_id, blob)
     with pytest.raises(DataLost, match="is damaged"):
+        await values(log, 1)
+
+
+async def test_another_batch_that_is_sound_by_itself_is_never_served() -> None:
+    """Same place, length and count, and a checksum that fits: only the entry knows it for the wrong one."""
+    log = await log_of(2)
+    pending = log.control.pending
+    assert pending is not None and pending.byte_offset is not None and pending.byte_length is not None
+    assert pending.crc32c is not None
+    blob = bytearray((await log.store.get(pending.append_id)).data)
+    place = slice(pending.byte_offset, pending.byte_offset + pending.byte_length)
+    right = bytes_batch.decode(bytes(blob[place])).records()
+    blob[place] = wrong = bytes_batch.encode([bytes(len(record)) for record in right])
+    assert len(wrong) == pending.byte_length
+    await log.store.put(pending.append_id, blob)
+    with pytest.raises(DataLost, match="not that of the index entry"):
         await values(log, 1)
 
 
