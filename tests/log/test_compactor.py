@@ -268,6 +268,23 @@ async def test_a_damaged_slice_is_not_folded() -> None:
     assert [span[0] for span in await bed.spans()] == ["WAL", "WAL"]
 
 
+async def test_another_batch_that_is_sound_by_itself_is_not_folded() -> None:
+    bed = Bed()
+    await bed.append(2, 2)
+    await bed.writer.materialize_idle(idle_ms=0)
+    entry = (await bed.index())[0].entry
+    assert entry.byte_offset is not None and entry.byte_length is not None
+    key = key_of(bed.store, entry.data_key)
+    blob = bytearray((await bed.store.get(key)).data)
+    wrong = bytes_batch.encode([bytes(len(record)) for record in bed.sent[:2]])
+    assert len(wrong) == entry.byte_length
+    blob[entry.byte_offset : entry.byte_offset + entry.byte_length] = wrong
+    await bed.store.put(key, blob)
+    with pytest.raises(DataLost, match="not that of the index entry"):
+        await bed.compact()
+    assert len(await bed.index()) == 2
+
+
 async def test_a_slice_with_another_count_than_its_entry_is_not_folded() -> None:
     bed = Bed()
     await bed.append(2, 2)

@@ -20,7 +20,7 @@ from tests.log.writing import (
 from forebay.coordination import Coordinator, MemoryCoordinator
 from forebay.errors import ForebayError, UsageError
 from forebay.kit.clock import SystemClock
-from forebay.log import AppendResult, Fenced, Fencing, LogWriter, UnknownTopic
+from forebay.log import AppendResult, Fenced, Fencing, LogWriter, Topic, TopicDeleted, UnknownTopic
 from forebay.storage import MemoryStore
 from forebay.testing import Actor, Faults, World
 
@@ -240,3 +240,23 @@ def test_what_is_in_the_log_when_a_fence_returns_is_final() -> None:
 
     for seed in range(10):
         in_world(main, seed, faults=Faults(after=0.05, late=0.05, lost=0.05))
+
+
+async def test_a_fence_behind_the_back_of_a_deletion_does_not_shut_the_next_topic() -> None:
+    store, coordinator = MemoryStore(), MemoryCoordinator()
+    writer = writer_of(store, coordinator)
+    assert (await _one(writer)).ok
+    fencing = _fencing(writer, coordinator)
+    remove = writer.catalog._remove_objects
+
+    async def fenced_meanwhile(topic: Topic) -> None:
+        # The keys are gone, the name is not.
+        with pytest.raises(TopicDeleted):
+            await fencing.fence("t", 0)
+        await remove(topic)
+
+    writer.catalog._remove_objects = fenced_meanwhile  # type: ignore[method-assign]
+    await writer.catalog.delete("t")
+    await writer.catalog.create("t")
+    result = await _one(writer)
+    assert result.ok, result.error

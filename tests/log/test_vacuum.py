@@ -409,6 +409,42 @@ async def test_a_cursor_or_a_start_behind_the_end_gives_nothing_up(damaged: str)
     assert await bed.unreadable() == []
 
 
+async def test_a_cursor_above_what_was_folded_gives_nothing_up() -> None:
+    """Entries below it are the only ones of their offsets: no compacted one has taken their place."""
+    bed = Bed()
+    await bed.append(2, 2)
+    await bed.compact()
+    await bed.append(2, 2, 2)
+    late = (await bed.index())[1]
+    await bed.coordinator.put(
+        bed.keys.cursor, encode_record(Cursor(offset=9)), partition_key=bed.keys.partition_key
+    )
+    report = await bed.run_vacuum(times=3)
+    assert report.swept_index_keys == 0 and late in await bed.index()
+    await bed.coordinator.put(
+        bed.keys.cursor, encode_record(Cursor(offset=5)), partition_key=bed.keys.partition_key
+    )
+    assert await bed.unreadable() == []
+
+
+async def test_more_late_entries_than_are_waited_for_keep_their_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("forebay.log._references.LATE_ENTRIES_MAX", 1)
+    bed = Bed()
+    await bed.append(1, 1, 1, 1)
+    await bed.writer.materialize_idle(idle_ms=0)
+    late = (await bed.index())[:3]
+    await bed.compact()
+    for entry in late:
+        assert await bed.put_late(entry)
+    named: list[str] = []
+    objects = LogObjects(bed.store, bed.coordinator, clock=bed.clock, randomness=bed.random)
+    visit = await objects.visit(bed.keys, named.append)
+    assert [key for key, _ in visit.stale] == [bed.keys.index(3)]
+    assert {key_of(bed.store, entry.entry.data_key) for entry in late[:2]} <= set(named)
+
+
 async def test_nothing_is_removed_while_an_entry_of_the_catalog_cannot_be_read() -> None:
     bed = Bed()
     await bed.append(2, 2, 2)

@@ -242,6 +242,19 @@ async def test_a_header_that_disagrees_with_the_index_is_found() -> None:
     assert "does not name t:0" in problem and mine.entry.byte_offset is not None
 
 
+async def test_a_header_that_counts_other_records_is_found() -> None:
+    bed = Bed()
+    await bed.append(2)
+    await bed.writer.close()
+    [entry] = await bed.index()
+    key = key_of(bed.store, entry.entry.data_key)
+    blob = (await bed.store.get(key)).data
+    assert blob.count(b'"msg_count":2') == 1
+    await bed.store.put(key, blob.replace(b'"msg_count":2', b'"msg_count":3'))
+    [problem] = await bed.problems()
+    assert "does not name t:0 with 2 records" in problem
+
+
 async def test_a_record_that_is_no_record_is_reported_not_raised() -> None:
     bed = await filled()
     await bed.coordinator.put(bed.keys.index(5), b"{", partition_key=bed.keys.partition_key)

@@ -90,7 +90,7 @@ def _described(found: Explanation) -> list[tuple[str, str]]:
             f"offsets {found.batch_start} to {found.batch_end}, {found.batch_records} records, "
             f"this is number {found.place}",
         ),
-        ("source", f"{found.source}, {found.index_key or 'not in the index yet'}"),
+        ("source", f"{found.source}, {found.index_key or 'the last append, named by the control record'}"),
         ("writer", found.writer or ("many: compacted" if found.source == "COMPACTED" else "unnamed")),
         ("committed", out.time_text(found.committed_at_ms)),
         ("log", f"offsets {found.earliest} to {found.next - 1}, compacted below {found.cursor}"),

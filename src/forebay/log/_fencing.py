@@ -30,7 +30,7 @@ from forebay.log._errors import Fenced
 from forebay.log._keys import PartitionKeys
 from forebay.log._numbers import whole
 from forebay.log._records import Control, Cursor, decode_record, encode_record
-from forebay.log._topics import Catalog
+from forebay.log._topics import Catalog, TopicDeleted
 
 __all__ = ["FenceState", "Fencing"]
 
@@ -147,6 +147,9 @@ class Fencing:
             return decode_record(Control, record.key, record.value), record.version
         topic = await self._catalog.describe(keys.topic)
         topic.check_partition(keys.partition)
+        if topic.state != "ACTIVE":
+            # A record that is put behind a deletion's back would be found, fenced, by the next topic.
+            raise TopicDeleted(keys.topic)
         first = topic.first_offset
         return Control(log_state="OPEN", sequence_counter=first, pending=None, start_offset=first), None
 

@@ -13,6 +13,9 @@ finished; what moves the other way does not exist. What is committed only after 
 object that was uploaded shortly before, which no caller may take for a candidate: candidates are listed
 first, and are older than any writer may take to commit.
 
+A WAL entry below the cursor is a late put only where a compacted entry covers it: what was folded is there in
+its place. Without one the cursor is wrong, the entry is all there is, and its object stays.
+
 The catalog says which partitions there are, but is not believed when it says that there are none: a candidate
 tells by its name, or by the table in its header, whose it is, and those partitions are asked as well.
 """
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -32,6 +36,7 @@ from forebay.kit.clock import Clock
 from forebay.kit.retry import RetryPolicy, retry
 from forebay.log._keys import ROOT, PartitionKeys
 from forebay.log._meta import located, read_meta
+from forebay.log._resolve import Located
 from forebay.log._uris import key_of
 from forebay.storage import ObjectInfo, ObjectStore
 
@@ -41,6 +46,8 @@ T = TypeVar("T")
 
 HEADER_GUESS_BYTES: Final = 16 * 1024
 """First request for the header of a shared object: enough for about a hundred partitions."""
+LATE_ENTRIES_MAX: Final = 1_000
+"""Late entries that wait for the compacted one above them; of more, the first keep their objects."""
 READ_POLICY: Final = RetryPolicy(attempts_max=20, base_ms=50, cap_ms=2_000, deadline_ms=60_000)
 
 _OWN_OBJECT: Final = re.compile(rf"{ROOT}/([^/]+)/partitions/([0-9]+)/data/(?:compacted|wal)/[^/]+")
@@ -57,6 +64,12 @@ class Visit:
     """When the compaction under way began."""
     stale: list[tuple[str, int]] = field(default_factory=list)
     """Index keys below the cursor, with their versions: late puts that nobody needs."""
+
+
+def _named_key(late: tuple[Located, int]) -> tuple[str, int]:
+    """The index key of an entry, and its version."""
+    entry, version = late
+    return entry.keys.index(entry.end_offset), version
 
 
 def owner_of(key: str) -> PartitionKeys | None:
@@ -124,12 +137,24 @@ class LogObjects:
         if under_way is not None and under_way.data_key:
             named(self._key(under_way.data_key))
         stale: list[tuple[str, int]] = []
+        late: deque[tuple[Located, int]] = deque()
         async for record in self._index(keys):
             entry = located(keys, record)
             if entry.entry.type == "WAL" and entry.end_offset < meta.cursor:
-                stale.append((record.key, record.version))
-            elif entry.end_offset >= meta.earliest:
+                late.append((entry, record.version))
+                if len(late) <= LATE_ENTRIES_MAX:
+                    continue
+                entry = late.popleft()[0]
+            elif entry.entry.type == "COMPACTED":
+                stale += [_named_key(each) for each in late if each[0].start_offset >= entry.start_offset]
+                late = deque(each for each in late if each[0].start_offset < entry.start_offset)
+            if entry.end_offset >= meta.earliest:
                 named(self._key(entry.entry.data_key))
+        for each in late:
+            if each[0].end_offset < meta.earliest:
+                stale.append(_named_key(each))
+            else:
+                named(self._key(each[0].entry.data_key))
         return Visit(
             keys, meta.control is not None, None if under_way is None else under_way.created_at_ms, stale
         )
