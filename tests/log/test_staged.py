@@ -221,6 +221,29 @@ def test_a_producer_that_was_forgotten_is_not_guessed_about() -> None:
     alone().run(main)
 
 
+def test_the_first_batch_of_a_name_that_was_forgotten_is_not_appended_again() -> None:
+    """Sequence 0 of a producer that nobody knows looks like one that never wrote."""
+
+    async def main(world: World) -> None:
+        async def driver(me: Actor) -> None:
+            publications, writer = publications_of(me), writer_in(me)
+            staged = await staged_by(me, "b0")
+            decided = await publications._decide("query", 0, staged)
+            await publications._put("query", decided, None)
+            await publications._append("query", decided, decided.appends)
+            for number in range(PRODUCERS_MAX + 1):
+                one = group("t", 0, b"other", producer=f"p{number}", sequence=0)
+                [result] = await writer.append_shared([one])
+                result.unwrap()
+            with pytest.raises(OutcomeUnknown, match="forgotten"):
+                await publications.publish("query", 0, staged)
+
+        await world.spawn("driver", driver).join()
+        assert [each for each in await records(world) if each != "other"] == expected(0)
+
+    alone().run(main)
+
+
 def test_limits_and_names_are_checked() -> None:
     async def main(world: World) -> None:
         async def driver(me: Actor) -> None:
