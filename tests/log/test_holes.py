@@ -218,6 +218,21 @@ async def test_hole_b_lower_keys_stay_where_the_end_key_is_not_what_they_are_del
     assert (await bed.unreadable() == []) is guarded
 
 
+async def test_hole_b_an_end_key_that_holds_another_entry_than_was_folded_is_not_replaced() -> None:
+    """The record knows where the last entry began that was folded: so whoever resumes it can tell."""
+    bed = Bed()
+    await bed.append(2, 4)
+    await bed.writer.materialize_idle(idle_ms=0)
+    record = msgspec.structs.replace(await _offer(bed, 1, 6), tail_start_offset=5)
+    await bed.coordinator.put(
+        bed.keys.compaction, encode_record(record), partition_key=bed.keys.partition_key
+    )
+    before = await bed.spans()
+    with pytest.raises(StorageDamaged, match="an entry that starts at 3"):
+        await bed.compact()
+    assert await bed.spans() == before and await bed.unreadable() == []
+
+
 # -- c: late index puts, the four rows and the vacuumed ones
 
 

@@ -7,6 +7,8 @@ import random
 import pytest
 from tests.log.hand_log import HandLog, numbered
 
+from forebay.log._keys import PartitionKeys
+from forebay.log._resolve import PartitionView
 from forebay.testing import Actor, World
 
 
@@ -58,6 +60,28 @@ async def test_leftovers_inside_a_compacted_range_do_not_mislead() -> None:
         assert await log.reader().offset_for_time(*log.place, number * 1_000) == expected(
             40, 2, number * 1_000
         )
+
+
+@pytest.mark.parametrize("time_ms", [1_000, 3_500, 20_000, 39_000])
+async def test_a_compaction_that_comes_between_does_not_mislead(time_ms: int) -> None:
+    """The search began with the cursor of before, by which leftovers of the range would count."""
+    log = HandLog()
+    appends = []
+    for start in range(1, 80, 2):
+        appends.append(await log.append(numbered(start, 2)))
+        log.now_ms += 1_000
+    reader = log.reader()
+    view = reader._resolver.view
+
+    async def compacted_first(keys: PartitionKeys) -> PartitionView:
+        reader._resolver.view = view  # type: ignore[method-assign]
+        await log.compact(1, 78)
+        for pending in appends[3:38]:
+            await log.put_entry(pending.end_offset, pending.index_entry())
+        return await view(keys)
+
+    reader._resolver.view = compacted_first  # type: ignore[method-assign]
+    assert await reader.offset_for_time(*log.place, time_ms) == expected(40, 2, time_ms)
 
 
 async def test_times_of_their_own_are_never_searched() -> None:
