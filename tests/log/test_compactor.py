@@ -506,3 +506,20 @@ async def test_a_read_across_a_range_that_is_being_compacted_returns_every_recor
     for offset in range(1, 8):
         found = await bed.reader().read("t", 0, offset)
         assert found.records() == bed.sent[offset - 1 :]
+
+
+async def test_a_read_gives_nothing_behind_the_end_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the control record and the index others append, and what they appended is folded in."""
+    bed = Bed()
+    await bed.append(2, 1)
+    wanted, ceiling = list(bed.sent), bed.coordinator.ceiling
+
+    async def folded_first(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(bed.coordinator, "ceiling", ceiling)
+        await bed.append(2)
+        assert (await bed.compact()).end_offset == 5
+        return await ceiling(*arguments, **options)
+
+    monkeypatch.setattr(bed.coordinator, "ceiling", folded_first)
+    found = await bed.reader().read("t", 0, 1)
+    assert (found.high_watermark, found.next_offset, found.records()) == (4, 4, wanted)

@@ -345,6 +345,23 @@ async def test_a_deleter_that_wakes_up_late_leaves_the_next_topic_of_that_name_a
     assert result.ok
 
 
+async def test_a_partition_that_began_under_a_deleted_topic_begins_anew_under_the_next() -> None:
+    """Its first offset would lie below what the deleted topic had given out."""
+    store, coordinator = MemoryStore(), MemoryCoordinator()
+    await writer_of(store, coordinator).append_shared([group("t", 0, b"a", b"b", b"c"), group("t", 1, b"d")])
+
+    async def meanwhile() -> None:
+        await _catalog(store, coordinator).delete("t")
+
+    class Late(_Sleeper):
+        async def get(self, key: str, *, partition_key: str | None = None) -> Record | None:
+            return await MemoryCoordinator.get(self, key, partition_key=partition_key)
+
+    [result] = await writer_of(store, Late(coordinator, 0, meanwhile)).append_shared([group("t", 2, b"new")])
+    assert result.ok and result.start_offset == 4
+    assert await read_log(store, coordinator, "t", 2) == [b"new"]
+
+
 def _delete(step: int | None, in_flight: bool) -> tuple[bool, int]:
     async def prepare(me: Actor) -> None:
         writer = writer_in(me)
