@@ -350,14 +350,21 @@ async def test_a_partition_that_began_under_a_deleted_topic_begins_anew_under_th
     store, coordinator = MemoryStore(), MemoryCoordinator()
     await writer_of(store, coordinator).append_shared([group("t", 0, b"a", b"b", b"c"), group("t", 1, b"d")])
 
-    async def meanwhile() -> None:
-        await _catalog(store, coordinator).delete("t")
+    class Late(MemoryCoordinator):
+        """Sends the commit of a new partition after its topic was deleted."""
 
-    class Late(_Sleeper):
-        async def get(self, key: str, *, partition_key: str | None = None) -> Record | None:
-            return await MemoryCoordinator.get(self, key, partition_key=partition_key)
+        late = False
 
-    [result] = await writer_of(store, Late(coordinator, 0, meanwhile)).append_shared([group("t", 2, b"new")])
+        async def write(self, operations: Sequence[Operation]) -> list[WriteResult]:
+            first = any(getattr(each, "key", "") == PartitionKeys("t", 2).control for each in operations)
+            if first and not self.late:
+                self.late = True
+                await _catalog(store, coordinator).delete("t")
+            return await super().write(operations)
+
+    sleeper = Late(state=coordinator.state)
+    [result] = await writer_of(store, sleeper).append_shared([group("t", 2, b"new")])
+    assert sleeper.late
     assert result.ok and result.start_offset == 4
     assert await read_log(store, coordinator, "t", 2) == [b"new"]
 
