@@ -138,6 +138,20 @@ async def test_young_entries_are_left_alone() -> None:
     assert (await bed.compact(config)).end_offset == 4
 
 
+async def test_what_a_clock_ahead_has_dated_is_folded_where_no_least_age_is_set() -> None:
+    """One writer a year ahead dates everything after it: times never go back. There must be a way out."""
+    bed = Bed()
+    now = bed.clock.elapsed
+    bed.clock.elapsed = now + 365 * 24 * 3_600
+    await bed.append(2)
+    bed.clock.elapsed = now
+    await bed.append(2)
+    assert (await bed.compact(replace(EAGER, min_age_ms=1))).reason == "no entry is old enough"
+    result = await bed.compact(replace(EAGER, min_age_ms=0))
+    assert (result.outcome, result.end_offset) == ("compacted", 4)
+    assert await bed.unreadable() == []
+
+
 async def test_a_small_run_waits_for_more_until_it_is_old() -> None:
     bed = Bed()
     await bed.append(2, 2)

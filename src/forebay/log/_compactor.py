@@ -38,6 +38,7 @@ from forebay.log._compaction_steps import STEP_POLICY, CompactionSteps, Ended
 from forebay.log._errors import DataLost
 from forebay.log._keys import PartitionKeys
 from forebay.log._meta import PartitionMeta, located
+from forebay.log._numbers import WHOLE_MAX
 from forebay.log._records import Compaction, encode_record
 from forebay.log._resolve import Located
 from forebay.log._topic import TARGET_BYTES_MAX
@@ -66,7 +67,8 @@ class CompactorConfig:
     entries_min: int = 2
     """Fewest index entries worth a rewrite. At least 1."""
     min_age_ms: int = 120_000
-    """Milliseconds an append is left alone: longer than a writer looks for its own append. At least 0."""
+    """Milliseconds an append is left alone: longer than a writer looks for its own append. At least 0, which
+    leaves none alone, whatever its time."""
     wait_for_full_ms: int = 600_000
     """Milliseconds a run below the target waits for more, by the age of its first entry. At least 0."""
     fetches_max: int = 16
@@ -321,7 +323,8 @@ class _Work:
             randomness=self._random,
             policy=self._policy,
         )
-        young_ms = self._clock.now_ms() - config.min_age_ms
+        # Without a least age nothing is too young, also not what a clock that was ahead has dated.
+        young_ms = self._clock.now_ms() - config.min_age_ms if config.min_age_ms else WHOLE_MAX
         began = self._clock.monotonic()
         run = await select_run(entries, cursor, RunLimits(config.target_bytes, config.entries_max, young_ms))
         self._stage("select", self._clock.monotonic() - began)
@@ -354,7 +357,7 @@ class _Work:
             return ""
         if len(run.entries) < self._config.entries_min:
             return f"{len(run.entries)} entries, fewer than {self._config.entries_min}"
-        age_ms = self._clock.now_ms() - run.first_time_ms
+        age_ms = max(0, self._clock.now_ms() - run.first_time_ms)
         if age_ms < self._config.wait_for_full_ms and run.ended_by in ("tail", "young"):
             return f"{run.bytes:,} bytes, below the target, and the first is {age_ms / 1000:.0f} s old"
         return ""
