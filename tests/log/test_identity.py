@@ -139,7 +139,7 @@ async def test_a_lost_reply_to_the_name_is_settled_by_looking() -> None:
     class Forgetful(MemoryStore):
         lost = False
 
-        async def put(self, key, data, when=None):  # type: ignore[no-untyped-def, override]
+        async def put(self, key, data, when=None):  # type: ignore[no-untyped-def]
             version = await (super().put(key, data) if when is None else super().put(key, data, when))
             if key == IDENTITY_OBJECT and not self.lost:
                 self.lost = True
@@ -156,7 +156,7 @@ async def test_a_store_that_does_not_tell_whose_it_is_keeps_nobody_from_appendin
     class Silent(MemoryStore):
         silent = False
 
-        async def get(self, key, *args, **options):  # type: ignore[no-untyped-def, override]
+        async def get(self, key, *args, **options):  # type: ignore[no-untyped-def]
             if self.silent and key == IDENTITY_OBJECT:
                 raise Unavailable("silent", hint="")
             return await super().get(key, *args, **options)
@@ -170,7 +170,7 @@ async def test_a_store_that_does_not_tell_whose_it_is_keeps_nobody_from_appendin
 
 async def test_a_writer_that_may_put_and_nothing_else_creates_its_topic() -> None:
     class PutOnly(MemoryStore):
-        async def get(self, key, *args, **options):  # type: ignore[no-untyped-def, override]
+        async def get(self, key, *args, **options):  # type: ignore[no-untyped-def]
             raise AccessDenied(key, hint="")
 
     [result] = await writer_of(PutOnly(), MemoryCoordinator()).append_shared([group("t", 0, b"x")])
