@@ -178,7 +178,6 @@ class _Pass:
         if not portion:
             return
         unnamed = await self._unnamed(portion)
-        self.report.keep("in use", len(portion) - len(unnamed))
         doomed = [info for info in unnamed if self._is_due(info)]
         if self.report.stalled:
             held = [info for info in doomed if is_write_ahead(info.key)]
@@ -189,6 +188,7 @@ class _Pass:
     async def _unnamed(self, portion: Sequence[ObjectInfo]) -> list[ObjectInfo]:
         """Those that no partition names: of the catalog, of the objects' names, of their headers."""
         left = {info.key: info for info in portion}
+        unreadable = 0
         own = {owner_of(key) for key in left} - {None}
         asked: set[PartitionKeys] = set()
         survey = await self._catalog.survey()
@@ -202,9 +202,11 @@ class _Pass:
             if key not in left:
                 continue  # An owner of one before it names this one too.
             if owners is None:
+                unreadable += 1
                 self._hold([left.pop(key)], "its header cannot be read")
             else:
                 await self._visit(owners, asked, left)
+        self.report.keep("in use", len(portion) - len(left) - unreadable)
         if not self._knows_the_log:
             self.report.keep("the coordinator knows nothing of this log", len(left))
             return []
