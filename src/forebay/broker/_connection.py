@@ -3,7 +3,8 @@
 httptools parses, this class keeps the books. What it promises, whatever the other side does:
 
 * Answers go out in the order of the requests, though requests that follow each other on the wire
-  (pipelining) are worked on at the same time, up to `PIPELINE_MAX`; then the socket is not read further.
+  (pipelining) are worked on at the same time, up to `PIPELINE_MAX`; then the socket is not read further, and
+  what was read with the last of them waits unparsed: thousands of requests fit into one read.
 * A request is handed on only when it is whole, and never when a limit is passed: too long a target, too many
   headers, too large a body is answered at once, and the connection ends, since what follows on it is unread.
 * Every phase has a deadline: the headers, the body (with a least rate), the pause between requests, and the
@@ -46,6 +47,11 @@ LINGER_S = 2.0
 """Seconds for which the rest of a refused request is read and thrown away."""
 PLACE_FACTOR: Final = 8
 """Bytes of memory for a body, per byte of it that has arrived, until it has all it needs."""
+HEAD_END: Final = b"\r\n\r\n"
+HEAD_BYTES_MIN: Final = len(b"GET / HTTP/1.1")
+"""Bytes of the shortest request up to `HEAD_END`."""
+CHUNKED_PIECE_BYTES: Final = 4 * 1024
+"""Bytes of a body in chunks that are parsed at a time: nobody but the parser knows where it ends."""
 JOINED_BYTES: Final = 64 * 1024
 """Answers up to this size are sent in one piece with their head, which costs less than gathering two."""
 _NAMES: Final = {
@@ -144,6 +150,8 @@ class Connection(asyncio.BufferedProtocol):
         """There may be bytes of a refused request that nobody reads."""
         self._refusing = False
         """Nothing more is read: the last answer is on its way."""
+        self._rest = b""
+        """What was read behind the last request that there was room for."""
         self._reading_paused = False
         self._writable: asyncio.Future[None] | None = None
         """Set while the client takes no more bytes."""
@@ -179,16 +187,56 @@ class Connection(asyncio.BufferedProtocol):
         if self._refusing:
             return
         if self._place is None:
-            self._parse(nbytes)
+            self._parse(cast(bytearray, self._host.inbox.obj), nbytes)
         else:
             self._count_body(nbytes)
+        self._go_on()
+
+    def _go_on(self) -> None:
         if self._length is not None and not self._refusing:
             self._receive_in_place(self._length)
         self._regulate()
 
-    def _parse(self, nbytes: int) -> None:
+    def _parse(self, data: bytes | bytearray, end: int) -> None:
+        """Give the parser one request at a time, while there is room for another."""
+        start, view = 0, memoryview(data)
+        while start < end and not self._refusing:
+            if self._is_full:
+                self._keep_rest(bytes(view[start:end]))
+                return
+            stop = self._request_end(data, start, end)
+            self._feed(view[start:stop])
+            start = stop
+
+    def _request_end(self, data: bytes | bytearray, start: int, end: int) -> int:
+        """Where to stop, so that no more than one request, or hardly more, is parsed."""
+        if not self._in_body:
+            found = data.find(HEAD_END, start + HEAD_BYTES_MIN, end)
+            return end if found < 0 else found + len(HEAD_END)
+        left = CHUNKED_PIECE_BYTES if self._length is None else self._length - self._body_bytes
+        return min(end, start + left)
+
+    def _keep_rest(self, rest: bytes) -> None:
+        if self._host.take_body(len(rest)):
+            self._rest = rest
+        else:
+            self._no_room()
+
+    def _take_rest(self) -> bytes:
+        rest, self._rest = self._rest, b""
+        self._host.give_body(len(rest))
+        return rest
+
+    def _parse_rest(self) -> None:
+        """There is room for another request, perhaps."""
+        if self._rest and not self._is_full:
+            rest = self._take_rest()
+            self._parse(rest, len(rest))
+            self._go_on()
+
+    def _feed(self, data: memoryview) -> None:
         try:
-            self._parser.feed_data(self._host.inbox[:nbytes])
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             # Nothing here can be upgraded to: the request is answered as it is, what follows it is unread.
             self._refusing = self._unread = True
@@ -202,12 +250,13 @@ class Connection(asyncio.BufferedProtocol):
         if self._in_request:
             self._refusing = True
             self._drop_body()
-        return bool(self._exchanges)
+        return bool(self._exchanges or self._rest)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Nobody is there any more."""
         self._gone.set()
         self._refusing = True
+        self._take_rest()
         self._drop_body()
         for exchange in self._exchanges:
             self._host.give_body(exchange.body_bytes)
@@ -426,7 +475,7 @@ class Connection(asyncio.BufferedProtocol):
         return (
             response.close
             or not exchange.keep_alive
-            or (alone and (self._refusing or self._host.stopping or self._eof))
+            or (alone and (self._refusing or self._host.stopping or (self._eof and not self._rest)))
         )
 
     def _write(self, response: Response, *, close: bool, head_only: bool) -> None:
@@ -473,6 +522,7 @@ class Connection(asyncio.BufferedProtocol):
     def _end(self) -> None:
         transport, unread = self._transport, self._unread
         self._refusing = True
+        self._take_rest()
         if transport is None or transport.is_closing():
             return
         if unread and not self._eof and transport.can_write_eof():
@@ -528,11 +578,20 @@ class Connection(asyncio.BufferedProtocol):
         self._deadline = None
         self._loop.call_soon(self.send_ready)
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether no request may begin now: too many are under way, or the client takes no answers."""
+        return len(self._exchanges) >= PIPELINE_MAX or self._writable is not None
+
     def _regulate(self) -> None:
         """Read while there is room for more requests and the client takes its answers."""
-        pause = len(self._exchanges) >= PIPELINE_MAX or self._writable is not None
+        pause = self._is_full or bool(self._rest)
         transport = self._transport
-        if pause == self._reading_paused or transport is None or transport.is_closing():
+        if transport is None or transport.is_closing():
+            return
+        if self._rest and not self._is_full:
+            self._loop.call_soon(self._parse_rest)
+        if pause == self._reading_paused:
             return
         if pause:
             transport.pause_reading()
