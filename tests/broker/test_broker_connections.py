@@ -299,6 +299,8 @@ async def test_client_that_vanishes_leaves_nothing_behind(after: bytes) -> None:
         (b"POST /produce HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde", 400),
         (b"POST /produce HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST /produce HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"GET /health HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST /produce HTTP/1.1\r\nHost: localhost\r\n\r\n", 411),
     ],
 )
@@ -312,6 +314,19 @@ async def test_what_is_not_proper_http_is_refused_with_a_reason(request_bytes: b
         await wire.close()
         assert await alive(client)
         assert broker.server.body_bytes == 0
+
+
+async def test_what_comes_behind_the_chunks_is_no_header() -> None:
+    chunks = b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    trailers = b"Host: elsewhere\r\nContent-Type: text/xml\r\nX-Request-Id: mine\r\n\r\n"
+    async with serving() as (_, client):
+        wire = await client.open()
+        await wire.raw(b"POST /produce HTTP/1.1\r\nHost: localhost\r\n" + chunks + trailers)
+        answer = await wire.answer()
+        # Of the body only is complained: the trailers name another host and another type.
+        assert (answer.status, answer.json()["error"]["type"]) == (400, "BadRequest")
+        assert answer.headers["X-Request-Id"] != "mine"
+        await wire.close()
 
 
 async def test_upgrade_is_not_taken_up_and_the_connection_ends() -> None:
@@ -513,6 +528,20 @@ async def test_head_of_an_event_stream_has_no_events() -> None:
         head = await wire.head()
         assert (head.status, head.headers["Content-Type"]) == (200, "text/event-stream")
         assert (await wire.answer()).json()["status"] == "ok"
+        await wire.close()
+
+
+async def test_event_stream_for_an_old_client_has_no_chunks_and_ends_with_the_connection() -> None:
+    async with serving() as (broker, client):
+        await client.produce("t", 0, ["a"])
+        wire = await client.open()
+        await wire.raw(b"GET /tail?topic=t&from=earliest HTTP/1.0\r\n\r\n")
+        head = await wire.head()
+        assert "Transfer-Encoding" not in head.headers
+        assert await wire.reader.readuntil(b"\n\n") == b": forebay\n\n"
+        assert (await wire.reader.readuntil(b"\n\n")).startswith(b"id: 1\ndata: ")
+        wire.writer.write_eof()
+        assert b"0\r\n" not in await wire.ended()
         await wire.close()
 
 

@@ -119,13 +119,17 @@ class Host(Protocol):
 class _Exchange:
     """A request and its answer."""
 
-    __slots__ = ("body_bytes", "connection", "head_only", "keep_alive", "response", "streaming")
+    __slots__ = ("body_bytes", "chunks", "connection", "head_only", "keep_alive", "response", "streaming")
 
-    def __init__(self, connection: Connection, *, keep_alive: bool, head_only: bool, body_bytes: int) -> None:
+    def __init__(
+        self, connection: Connection, *, keep_alive: bool, head_only: bool, body_bytes: int, chunks: bool
+    ) -> None:
         self.connection = connection
         self.keep_alive = keep_alive
         self.head_only = head_only
         self.body_bytes = body_bytes
+        self.chunks = chunks
+        """Whether the client understands a stream in chunks: HTTP/1.0 has none."""
         self.response: Response | None = None
         self.streaming = False
 
@@ -365,6 +369,8 @@ class Connection(asyncio.BufferedProtocol):
             which = "HEADERS_MAX" if self._header_count > HEADERS_MAX else "HEADER_BYTES_MAX"
             self._refuse(431, "LimitExceeded", f"{which}: the headers are too many or too long", "send fewer")
             return
+        if self._in_body:
+            return  # Behind the chunks: whoever checked the headers on the way has not seen it.
         key = _NAMES.get(name) or name.decode("latin-1").lower()
         text = value.decode("latin-1").strip()
         self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
@@ -375,9 +381,14 @@ class Connection(asyncio.BufferedProtocol):
             return
         headers, limits = self._headers, self._host.limits
         length = headers.get("content-length")
-        self._has_length = length is not None or "transfer-encoding" in headers
+        coding = headers.get("transfer-encoding")
+        self._has_length = length is not None or coding is not None
         self._in_body = True
         self._deadline = self._loop.time() + limits.body_timeout_ms / 1000
+        if coding is not None and (coding.lower() != "chunked" or self._parser.get_http_version() != "1.1"):
+            # A proxy that knows more codings, or none with HTTP/1.0, would see another end of the request.
+            self._refuse(400, "BadRequest", "this Transfer-Encoding is not taken", "chunked, with HTTP/1.1")
+            return
         if length is not None:
             if not (length.isascii() and length.isdecimal()):
                 self._refuse(400, "BadRequest", "Content-Length is no number", "send one, or chunks")
@@ -390,7 +401,7 @@ class Connection(asyncio.BufferedProtocol):
             if not self._host.has_room(int(length)):
                 self._no_room()
                 return
-            if "transfer-encoding" not in headers:
+            if coding is None:
                 self._length = int(length)
         if headers.get("expect", "").lower() == "100-continue" and not self._refusing:
             assert self._transport is not None
@@ -433,6 +444,7 @@ class Connection(asyncio.BufferedProtocol):
             keep_alive=self._parser.should_keep_alive() and not self._eof,
             head_only=method == b"HEAD",
             body_bytes=self._reserved,
+            chunks=self._parser.get_http_version() != "1.0",
         )
         self._exchanges.append(exchange)
         self._host.hand_on(request, exchange.reply)
@@ -493,19 +505,19 @@ class Connection(asyncio.BufferedProtocol):
     async def _send_stream(self, exchange: _Exchange, response: Response) -> None:
         transport = self._transport
         assert transport is not None and response.stream is not None
-        # Without chunks the end of the stream is the end of the connection: so for old clients, too.
-        transport.write(head_bytes(response, close=True, chunked=True))
+        # Without chunks the end of the stream is the end of the connection.
+        transport.write(head_bytes(response, close=True, chunked=exchange.chunks))
         try:
             async for piece in response.stream:
                 if transport.is_closing():
                     break
                 if piece:
-                    transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                    transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if exchange.chunks else piece)
                 if self._writable is not None:
                     await self._writable
         finally:
             await response.stream.aclose()
-            if not transport.is_closing():
+            if exchange.chunks and not transport.is_closing():
                 transport.write(b"0\r\n\r\n")
             self._finish(exchange, True)
 
@@ -572,7 +584,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._refusing = self._unread = True
         self._drop_body()
-        exchange = _Exchange(self, keep_alive=False, head_only=False, body_bytes=0)
+        exchange = _Exchange(self, keep_alive=False, head_only=False, body_bytes=0, chunks=False)
         exchange.response = self._host.refused(status, kind, message, hint)
         self._exchanges.append(exchange)
         self._deadline = None
