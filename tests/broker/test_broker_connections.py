@@ -532,7 +532,7 @@ async def test_head_of_an_event_stream_has_no_events() -> None:
 
 
 async def test_event_stream_for_an_old_client_has_no_chunks_and_ends_with_the_connection() -> None:
-    async with serving() as (broker, client):
+    async with serving() as (_, client):
         await client.produce("t", 0, ["a"])
         wire = await client.open()
         await wire.raw(b"GET /tail?topic=t&from=earliest HTTP/1.0\r\n\r\n")

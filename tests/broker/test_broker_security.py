@@ -17,7 +17,9 @@ import pytest
 from tests.broker.bed import FAST, Client, parts, serving, until
 
 from forebay.broker import Action, Broker, BrokerConfig, self_signed, server_tls
-from forebay.errors import UsageError
+from forebay.broker._tokens import Tokens, TokenTable
+from forebay.errors import Unavailable, UsageError
+from forebay.kit.clock import SystemClock
 from forebay.log import AppendGroup
 
 GUARDED = BrokerConfig(producer=FAST, require_tokens=True, token_refresh_ms=20)
@@ -148,6 +150,79 @@ async def test_event_stream_ends_when_its_token_is_revoked() -> None:
         async for _ in wire.events():
             pass
         await wire.close()
+
+
+async def test_long_poll_gives_nothing_that_was_written_after_its_token_was_revoked() -> None:
+    async with guarded() as (broker, client, root):
+        record, token = await broker.tokens.issue("poll", actions=[Action.READ])
+        await bearing(client, root).produce("t", 0, ["a"])
+        wire = await bearing(client, token).open()
+        place = {"topic": "t", "partition": 0, "fetch_offset": 2}
+        message = {"topic_partitions": [place], "max_wait_ms": 60_000}
+        await wire.send("POST", "/consume", json.dumps(message).encode())
+        await until(lambda: broker.engines.followers.waiting)
+        await broker.tokens.revoke(record.token_id)
+        await until(lambda: not broker.app._auth._tokens.fresh)
+        [ticket] = await broker.engines.producer.append([AppendGroup.of("t", 0, [b"secret"])])
+        await ticket
+        answer = await wire.answer()
+        assert (answer.status, b"secret" in answer.body) == (401, False)
+        await wire.close()
+
+
+async def test_requests_that_come_together_have_the_tokens_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with guarded(token_refresh_ms=60_000) as (broker, client, token):
+        readings, read = 0, broker.tokens.list
+
+        async def counted() -> Any:
+            nonlocal readings
+            readings += 1
+            await until(lambda: broker.app._working == 50)
+            await asyncio.sleep(0)  # The others have their turn: this coordinator answers without a pause.
+            return await read()
+
+        monkeypatch.setattr(broker.tokens, "list", counted)
+        answers = await asyncio.gather(*(bearing(client, token).get("/topics") for _ in range(50)))
+        assert [answer.status for answer in answers] == [200] * 50
+        assert readings == 1
+
+
+async def test_tokens_that_cannot_be_read_are_believed_for_a_while_and_not_asked_for_by_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made_of = parts()
+    tokens, clock = Tokens(made_of.coordinator, clock=made_of.clock), Moved()
+    _, token = await tokens.issue("reader", actions=[Action.READ])
+    table = TokenTable(tokens, clock=clock, refresh_ms=1_000)
+    await table.refresh()
+    readings = 0
+
+    async def away() -> Any:
+        nonlocal readings
+        readings += 1
+        raise Unavailable("gone", hint="wait")
+
+    monkeypatch.setattr(tokens, "list", away)
+    clock.seconds += 30
+    for _ in range(5):
+        await table.refresh()
+        assert table.access(token).valid
+    assert readings == 1
+    clock.seconds += 40
+    with pytest.raises(Unavailable):
+        await table.refresh()
+    await made_of.close()
+
+
+class Moved(SystemClock):
+    """A clock that is moved by hand."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
 
 
 async def test_busy_event_stream_ends_when_its_token_is_revoked() -> None:

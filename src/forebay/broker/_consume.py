@@ -22,10 +22,10 @@ import pyarrow as pa
 from forebay.broker._bodies import accepted, json_response, packed_response, read
 from forebay.broker._consume_forms import arrow_response, json_results, packed_results
 from forebay.broker._engines import Engines
-from forebay.broker._errors import BadRequest, TooManyWaits
+from forebay.broker._errors import BadRequest, TooManyWaits, Unauthenticated
 from forebay.broker._follow import Place
 from forebay.broker._http import Request, Response
-from forebay.broker._routes import Action, Call
+from forebay.broker._routes import Access, Action, Call
 from forebay.errors import ForebayError, LimitExceeded
 from forebay.formats.bytes_batch import _offsets
 from forebay.formats.http_messages import (
@@ -78,7 +78,7 @@ class Consume:
         self._check(message, form)
         for each in message.topic_partitions:
             call.access.check(Action.READ, each.topic)
-        answers, reason = await self._collect(message, request)
+        answers, reason = await self._collect(message, request, call.access)
         self._requests.labels(reason).inc()
         self._count(answers)
         return _response(message, answers, form)
@@ -97,7 +97,7 @@ class Consume:
     # -- collecting
 
     async def _collect(
-        self, message: ConsumeRequest, request: Request
+        self, message: ConsumeRequest, request: Request, access: Access
     ) -> tuple[list[Fetched | ForebayError], str]:
         engines, limits = self._engines, self._limits
         wait_s = min(message.max_wait_ms, limits.wait_max_ms) / 1000
@@ -120,6 +120,10 @@ class Consume:
             stale = [each for each in message.topic_partitions if (each.topic, each.partition) in moved]
             if not stale:
                 return kept, "time"
+            # It may have waited for a minute, and what it is given now was written meanwhile.
+            await access.renew()
+            if not access.valid:
+                raise Unauthenticated("this token was revoked or has expired meanwhile")
 
     async def _read(
         self, wanted: Sequence[ConsumePartition], most: int, partitions: int

@@ -11,12 +11,14 @@ A token allows its actions on topics whose names begin with its prefix; the empt
 what belongs to no topic at all (metrics, all groups). It ends with `expires_at_ms` or with its record.
 
 A broker keeps the whole table in memory and reads it again where a request comes and the table is older than
-`refresh_ms`; a revocation has taken effect everywhere by then. Where the coordinator cannot be reached the
-table is believed for `STALE_S` more, then nobody is let in.
+`refresh_ms`; a revocation has taken effect everywhere by then. Requests that come meanwhile wait for the same
+reading: anybody can send them, so they must not cost the coordinator one each. Where the coordinator cannot
+be reached the table is believed for `STALE_S` more, and asked for every `refresh_ms`; then nobody is let in.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
@@ -153,11 +155,14 @@ class TokenTable:
         self._refresh_s = refresh_ms / 1000
         self._records: dict[str, TokenRecord] = {}
         self._read_at = float("-inf")
+        self._tried_at = float("-inf")
+        """When it was last read, or believed since it could not be."""
+        self._reading: asyncio.Task[None] | None = None
 
     @property
     def fresh(self) -> bool:
         """Whether the table need not be read again now."""
-        return self._clock.monotonic() - self._read_at < self._refresh_s
+        return self._clock.monotonic() - self._tried_at < self._refresh_s
 
     def access(self, token: str) -> TokenAccess:
         """What the token allows by the table as it was last read; raises `Unauthenticated`."""
@@ -176,21 +181,27 @@ class TokenTable:
         return self._records.get(record.token_id) == record and not self._expired(record)
 
     async def refresh(self) -> None:
-        """Read the table again, if it is too old."""
-        age_s = self._clock.monotonic() - self._read_at
-        if age_s < self._refresh_s:
+        """Read the table again, if it is too old and nobody does so already."""
+        if self.fresh:
             return
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.get_running_loop().create_task(self._read(), name="forebay tokens")
+        # Whoever leaves must not end it for the others.
+        await asyncio.shield(self._reading)
+
+    async def _read(self) -> None:
         asked_at = self._clock.monotonic()
         try:
             records = await self._tokens.list()
         except ForebayError as error:
-            if age_s > self._refresh_s + STALE_S:
+            if asked_at - self._read_at > self._refresh_s + STALE_S:
                 raise Unavailable(
                     "the tokens cannot be read", hint="check that the coordinator can be reached"
                 ) from error
+            self._tried_at = self._clock.monotonic()
             return
         self._records = {record.token_id: record for record in records}
-        self._read_at = asked_at
+        self._read_at = self._tried_at = asked_at
 
     def _expired(self, record: TokenRecord) -> bool:
         return record.expires_at_ms is not None and self._clock.now_ms() >= record.expires_at_ms
