@@ -281,6 +281,28 @@ async def test_narrow_screens_scroll_tables_and_not_the_page(bed: Bed) -> None:
             assert wide <= 0, view
 
 
+async def test_a_phone_shows_all_views_in_one_line_and_the_lag_of_a_group(bed: Bed) -> None:
+    async with bed.page(viewport={"width": 360, "height": 700}) as seen:
+        page = await seen.open("groups")
+        lines = await page.evaluate("[...document.querySelectorAll('#nav a')].map((link) => link.offsetTop)")
+        assert len(set(lines)) == 1, lines
+        await expect(page.locator("main tbody tr").first).to_be_visible()
+        left = await page.evaluate("document.querySelectorAll('main th')[3].getBoundingClientRect().left")
+        assert left < 300, "the lag is out of sight"
+
+
+async def test_cards_fill_the_width_of_the_tables_below_them(bed: Bed) -> None:
+    async with bed.page(viewport={"width": 1280, "height": 800}) as seen:
+        for view in ("overview", "topics/orders/0", "groups/readers"):
+            page = await seen.open(view)
+            await expect(page.locator(".cards .card").first).to_be_visible()
+            missing = await page.evaluate(
+                """() => document.querySelector(".cards").getBoundingClientRect().right
+                    - document.querySelector(".cards .card:last-child").getBoundingClientRect().right"""
+            )
+            assert abs(missing) < 1, view
+
+
 async def test_charts_on_a_phone_show_whole_labels_and_an_idle_one_no_number_twice(bed: Bed) -> None:
     async with bed.page(viewport={"width": 360, "height": 700}) as seen:
         page = await seen.open("overview")
