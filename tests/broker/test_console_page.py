@@ -287,8 +287,10 @@ async def test_a_phone_shows_all_views_in_one_line_and_the_lag_of_a_group(bed: B
         lines = await page.evaluate("[...document.querySelectorAll('#nav a')].map((link) => link.offsetTop)")
         assert len(set(lines)) == 1, lines
         await expect(page.locator("main tbody tr").first).to_be_visible()
-        left = await page.evaluate("document.querySelectorAll('main th')[3].getBoundingClientRect().left")
-        assert left < 300, "the lag is out of sight"
+        right = await page.evaluate(
+            "document.querySelector('main tbody tr').children[2].getBoundingClientRect().right"
+        )
+        assert right <= 360, "the lag is out of sight"
 
 
 async def test_cards_fill_the_width_of_the_tables_below_them(bed: Bed) -> None:

@@ -21,10 +21,10 @@ function list(root, { life }) {
     none: "No groups. A group appears with its first commit or its first member.",
     columns: [
       { title: "Group", cell: (name) => ({ text: name, href: `#/groups/${encodeURIComponent(name)}` }) },
-      { title: "Members", number: true, cell: (name) => number(of(name)?.members?.length) },
-      { title: "Partitions", number: true, cell: (name) => number(of(name)?.partitions?.length) },
       { title: "Lag in records", number: true, cell: (name) => number(of(name)?.lag_records) },
       { title: "Lag in time", number: true, cell: (name) => duration(of(name)?.lag_seconds) },
+      { title: "Members", number: true, cell: (name) => number(of(name)?.members?.length) },
+      { title: "Partitions", number: true, cell: (name) => number(of(name)?.partitions?.length) },
       { title: "", cell: (name) => of(name)?.message || "" },
     ],
   });
