@@ -61,9 +61,13 @@ class BrokerProcess:
 
 
 @contextmanager
-def broker_process(*words: str, environment: dict[str, str] | None = None) -> Iterator[BrokerProcess]:
+def broker_process(
+    *words: str, environment: dict[str, str] | None = None, files_max: int | None = None
+) -> Iterator[BrokerProcess]:
     """`forebay serve` on a free port, ready; killed at the end if it still runs."""
     command = [sys.executable, "-m", "forebay.cli", "serve", "--port", "0", "--output", "json", *words]
+    if files_max is not None:
+        command = ["sh", "-c", f'ulimit -n {files_max} && exec "$@"', "sh", *command]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -474,6 +474,18 @@ async def test_connections_over_the_limit_are_told_so() -> None:
         await second.close()
 
 
+async def test_many_connections_over_the_limit_are_ended_without_a_word() -> None:
+    async with serving(limits=HttpLimits(connections_max=2)) as (broker, client):
+        wires = [await client.open() for _ in range(10)]
+        await until(lambda: len(broker.server.connections) <= 3)
+        said = [await wire.reader.read(12) for wire in wires[2:]]
+        assert said == [b"HTTP/1.1 503"] + [b""] * 7
+        await wires[0].send("GET", "/health")
+        assert (await wires[0].answer()).status == 200
+        for wire in wires:
+            await wire.close()
+
+
 @pytest.mark.parametrize(
     ("change", "records", "name"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import http.client
 import http.server
 import itertools
 import json
@@ -119,6 +121,23 @@ def test_kill_nine_under_load_loses_nothing_acknowledged(tmp_path: Path) -> None
             assert found in (told[number], [*told[number], *tried[number][len(told[number]) :]])
         assert broker.terminate() == 0
     assert cli(["log", "verify", "--data", str(tmp_path)]) == 0
+
+
+def test_connections_that_nobody_uses_leave_files_for_appends(tmp_path: Path) -> None:
+    with broker_process("--data", str(tmp_path), files_max=160) as broker, contextlib.ExitStack() as opened:
+        used = http.client.HTTPConnection(urlsplit(broker.url).netloc, timeout=60)
+        opened.callback(used.close)
+        used.request("GET", "/health")
+        used.getresponse().read()
+        address = (urlsplit(broker.url).hostname, urlsplit(broker.url).port)
+        for _ in range(300):
+            with contextlib.suppress(OSError):  # Ended without a word.
+                opened.enter_context(socket.create_connection(address, timeout=60))
+        for number in range(5):
+            batch = {"topic": "t", "partition": number, "records": ["a"]}
+            used.request("POST", "/produce", json.dumps({"topic_partitions": [batch]}))
+            answer = used.getresponse()
+            assert (answer.status, answer.read()[:12]) == (200, b'{"results":[')
 
 
 def test_two_brokers_share_a_directory_and_their_tail(tmp_path: Path) -> None:

@@ -87,6 +87,11 @@ class Host(Protocol):
         """Note a new connection; whether there is room for it."""
         ...
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so many connections are open that a further one is not even told so."""
+        ...
+
     def closed(self, connection: Connection) -> None:
         """Forget a connection."""
         ...
@@ -177,7 +182,12 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self._peer = str(peer[0]) if isinstance(peer, tuple) else str(peer or "")
         self._deadline = self._loop.time() + self._host.limits.head_timeout_ms / 1000
-        if not self._host.opened(self):
+        if self._host.opened(self):
+            return
+        if self._host.crowded:
+            self._refusing = True
+            transport.abort()
+        else:
             self._refuse(503, "TooManyConnections", "too many connections are open", "try again later")
 
     def get_buffer(self, sizehint: int) -> memoryview:

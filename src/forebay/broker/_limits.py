@@ -11,7 +11,14 @@ from typing import Final
 
 from forebay.errors import UsageError
 
-__all__ = ["HEADERS_MAX", "HEADER_BYTES_MAX", "PIPELINE_MAX", "TARGET_BYTES_MAX", "HttpLimits"]
+__all__ = [
+    "HEADERS_MAX",
+    "HEADER_BYTES_MAX",
+    "PIPELINE_MAX",
+    "REFUSALS_MAX",
+    "TARGET_BYTES_MAX",
+    "HttpLimits",
+]
 
 HEADER_BYTES_MAX: Final = 32 * 1024
 """Bytes of all headers of one request; more is answered with 431."""
@@ -19,6 +26,9 @@ HEADERS_MAX: Final = 100
 """Headers of one request; more is answered with 431."""
 TARGET_BYTES_MAX: Final = 8 * 1024
 """Bytes of the path and query of one request; more is answered with 414."""
+REFUSALS_MAX: Final = 128
+"""Connections above `connections_max` that are told so; further ones are ended without a word. No more than a
+quarter of `connections_max`, and one."""
 PIPELINE_MAX: Final = 16
 """Requests of one connection under way at once. Further ones wait in the socket."""
 
@@ -33,7 +43,8 @@ class HttpLimits:
     """Bytes of all bodies being received or worked on; above it requests are answered with 503. At least
     `body_max_bytes`."""
     connections_max: int = 4_096
-    """Connections open at once; one more is answered with 503 and closed. At least 1."""
+    """Connections open at once; one more is answered with 503 and closed, or only closed where many come.
+    At least 1. `forebay serve` takes fewer where the limit on open files has no room for them."""
     partitions_max: int = 1_000
     """Partitions of one request to /produce or /consume. At least 1."""
     records_max: int = 1_000_000
@@ -61,6 +72,11 @@ class HttpLimits:
     """Milliseconds a connection may stay open between two requests. At least 1."""
     write_timeout_ms: int = 30_000
     """Milliseconds a client may take no bytes of an answer. At least 1."""
+
+    @property
+    def refusals_max(self) -> int:
+        """Connections above `connections_max` that are told so."""
+        return min(REFUSALS_MAX, 1 + self.connections_max // 4)
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -117,6 +117,11 @@ class HttpServer:
         self.connections.add(connection)
         return len(self.connections) <= self.limits.connections_max
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so many connections are open that a further one is not even told so."""
+        return len(self.connections) > self.limits.connections_max + self.limits.refusals_max
+
     def closed(self, connection: Connection) -> None:
         """Forget a connection."""
         self.connections.discard(connection)

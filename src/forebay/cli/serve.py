@@ -136,12 +136,15 @@ def serve(  # noqa: PLR0913, PLR0917 - every option is one setting
     Until SIGTERM. Prints one line with its address when it is ready.
     """
     _installed()
-    from forebay.broker import BrokerConfig, HttpLimits
+    from forebay.broker import BrokerConfig, HttpLimits, connections_that_fit
     from forebay.log import ProducerConfig, WriterConfig
 
     if codec not in ("none", "zstd"):
         raise UsageError(f"codec {codec!r}", hint="none or zstd")
     body_bytes = parse_bytes(body_max_bytes)
+    connections = connections_that_fit(HttpLimits().connections_max)
+    if connections < HttpLimits().connections_max:
+        sys.stderr.write(f"warning: the limit on open files leaves room for {connections:,} connections\n")
     config = BrokerConfig(
         broker_id=broker_id,
         host=host,
@@ -154,7 +157,11 @@ def serve(  # noqa: PLR0913, PLR0917 - every option is one setting
         ),
         writer=WriterConfig(auto_create=auto_create, codec="zstd" if codec == "zstd" else "none"),
         tail_cache_dir=tail_cache_dir,
-        limits=HttpLimits(body_max_bytes=body_bytes, bodies_max_bytes=max(8 * body_bytes, 256 << 20)),
+        limits=HttpLimits(
+            body_max_bytes=body_bytes,
+            bodies_max_bytes=max(8 * body_bytes, 256 << 20),
+            connections_max=connections,
+        ),
         stop_timeout_ms=stop_timeout_ms,
         require_tokens=require_tokens,
         insecure=insecure,
