@@ -80,6 +80,21 @@ async def test_long_poll_waits_for_min_bytes_and_answers_what_there_is_in_the_en
         await wire.close()
 
 
+@pytest.mark.parametrize("bounds", [{}, {"partition_max_bytes": 1_000}])
+async def test_min_bytes_are_not_waited_for_where_there_is_more_than_the_bounds_give(
+    bounds: dict[str, int],
+) -> None:
+    async with serving() as (_, client):
+        await client.post("/topics", {"topic": "t", "partitions": 200})
+        await client.produce("t", 0, ["x" * 50_000] * 40)
+        # So many partitions share the answer that none may give min_bytes alone.
+        places = [{"topic": "t", "partition": number, "fetch_offset": 1, **bounds} for number in range(200)]
+        message = {"topic_partitions": places, "max_wait_ms": 60_000, "min_bytes": 1_900_000}
+        [first, *_] = (await client.post("/consume", message)).json()["results"]
+        assert 0 < len(first["records"]) < 40
+        assert first["next_offset"] < first["high_watermark"]
+
+
 async def test_min_bytes_of_zero_never_waits() -> None:
     async with serving() as (_, client):
         await client.produce("t", 0, ["a"])

@@ -186,7 +186,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._host.crowded:
             self._refusing = True
-            transport.abort()
+            self.abort()
         else:
             self._refuse(503, "TooManyConnections", "too many connections are open", "try again later")
 

@@ -112,7 +112,7 @@ class Consume:
             left_s = deadline - engines.clock.monotonic()
             if any(isinstance(answer, ForebayError) for answer in kept):
                 return kept, "error"
-            if sum(map(_size, kept)) >= enough:
+            if sum(map(_size, kept)) >= enough or _more_is_there(kept):
                 return kept, "records"
             if left_s <= 0 or request.gone:
                 return kept, "time"
@@ -215,6 +215,13 @@ def _response(message: ConsumeRequest, answers: Sequence[Fetched | ForebayError]
         return arrow_response(wanted, answers)
     plain = json_results(wanted, answers)
     return json_response(ConsumeResponse(plain, len(plain) - errors, errors), status)
+
+
+def _more_is_there(kept: Sequence[Fetched | ForebayError]) -> bool:
+    """Whether a partition has more than its bounds let it give: waiting for others would keep that back."""
+    return any(
+        isinstance(each, Fetched) and each.batches and each.next_offset < each.high_watermark for each in kept
+    )
 
 
 def _size(answer: Fetched | ForebayError) -> int:

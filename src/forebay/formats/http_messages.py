@@ -298,7 +298,8 @@ class ConsumeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
 
     topic_partitions: Annotated[list[ConsumePartition], Meta(min_length=1)]
     max_wait_ms: Annotated[int, Meta(ge=0, le=(1 << 31))] = 0
-    """Milliseconds to wait for records where there are fewer than `min_bytes`."""
+    """Milliseconds to wait for records where there are fewer than `min_bytes`, and no partition has more than
+    its bounds let it give."""
     min_bytes: Annotated[int, Meta(ge=0, le=(1 << 40))] = 1
     """Bytes worth an answer before the time is up. 0: never wait."""
     max_bytes: Bytes | None = None
