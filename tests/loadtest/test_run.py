@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from forebay.errors import UsageError
 from forebay.loadtest import Kill, Run, Scenario, Stack, load_scenario
+from forebay.loadtest._brokers import BrokerRun
 from forebay.loadtest._report import SHARES, line_chart
 from forebay.loadtest._summary import memory_growth
 
@@ -110,6 +112,14 @@ def test_a_stack_serves_several_runs_and_is_ended_by_its_directory_alone(tmp_pat
     assert [each["healthy"] for each in ended["brokers"]] == [False]
     with pytest.raises(subprocess.CalledProcessError):
         bench("status", run)
+
+
+async def test_a_dead_broker_keeps_nobody_waiting_for_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await process.wait()
+    broker = BrokerRun("broker-1", "http://127.0.0.1:1", process, process.pid)
+    monkeypatch.setattr("forebay.loadtest._brokers.Client", pytest.fail)
+    assert await broker.sample() == {"broker": "broker-1", "alive": False}
 
 
 async def test_only_the_broker_that_was_meant_is_ended(tmp_path: Path) -> None:

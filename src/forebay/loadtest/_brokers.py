@@ -49,6 +49,8 @@ class BrokerRun:
     async def sample(self) -> dict[str, Any]:
         """Its metrics and what the kernel says of its process; what cannot be had is left out."""
         found: dict[str, Any] = {"broker": self.name, "alive": False}
+        if self.pid is not None and not self.runs:
+            return found  # The client would ask again and again, and the samples of the others would wait.
         with contextlib.suppress(ForebayError):
             async with Client(self.url) as client:
                 self.last = await client.session.get(PATHS.METRICS, dict)
