@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from forebay.broker import self_signed, server_tls
 from forebay.cli import run
-from forebay.client import ProducerConfig, Refused, connect
+from forebay.client import ClientConfig, ProducerConfig, Refused, connect
 from forebay.client import aio as client_aio
 from forebay.errors import NotFound, OutcomeUnknown, Unavailable
 from forebay.kit.retry import RetryPolicy
@@ -112,6 +113,19 @@ async def test_a_killed_broker_leaves_what_was_under_way_unknown_and_the_rest_no
                 await out.send("orders", [b"b"], partition=0)
     finally:
         await broker.stop()
+
+
+async def test_a_certificate_that_is_not_trusted_is_named_with_what_to_give(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path, "127.0.0.1")
+    tls = server_tls(certificate, key)
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=tls)
+    async with server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        once = ClientConfig(retry=RetryPolicy(attempts_max=1))
+        async with client_aio.connect(url, config=once) as bay:
+            with pytest.raises(Unavailable, match="not trusted") as raised:
+                await bay.topics.list()
+        assert "--ca" in raised.value.hint
 
 
 async def test_pipes_work_against_a_broker_as_on_a_directory(

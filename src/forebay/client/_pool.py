@@ -12,6 +12,7 @@ lost (`OutcomeUnknown`). A timeout is the last kind.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -121,13 +122,16 @@ class Pool:
                 return await Connection.open(self.address, self._config.response_bytes_max), False
         except TimeoutError:
             raise self._unavailable(f"no connection within {timeout_s:g} s") from None
+        except ssl.SSLCertVerificationError as error:
+            hint = "give the certificate that signed the broker's: ca=FILE, or --ca FILE"
+            raise self._unavailable(f"not trusted: {error.verify_message}", hint) from error
         except OSError as error:
             raise self._unavailable(error.strerror or str(error)) from error
 
-    def _unavailable(self, reason: str) -> Unavailable:
-        return Unavailable(
-            f"{self.address}: {reason}", hint="is the broker running? forebay serve starts one"
-        )
+    def _unavailable(
+        self, reason: str, hint: str = "is the broker running? forebay serve starts one"
+    ) -> Unavailable:
+        return Unavailable(f"{self.address}: {reason}", hint=hint)
 
     async def close(self) -> None:
         """End every connection; requests under way get `OutcomeUnknown`."""
