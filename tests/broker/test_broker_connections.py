@@ -249,6 +249,30 @@ async def test_client_that_takes_no_answer_is_cut_off() -> None:
         assert await alive(client)
 
 
+async def test_answers_that_nobody_takes_are_bounded_together() -> None:
+    limits = HttpLimits(answers_max_bytes=4_000_000)
+    body = b'{"topic_partitions":[{"topic":"t","partition":0,"fetch_offset":1}]}'
+    one = b"POST /consume HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with serving(limits=limits) as (broker, client):
+        for _ in range(4):
+            await client.produce("t", 0, ["x" * 500_000])
+        wires = [await client.open() for _ in range(3)]
+        for wire in wires:
+            await wire.raw(one * PIPELINE_MAX)
+        await until(lambda: broker.server.answer_bytes > 2_000_000 and not broker.app._working)
+        assert broker.server.answer_bytes < 5_000_000
+        refused = await client.consume("t", 0, 1)
+        assert (refused.status, refused.json()["error"]["type"]) == (503, "BackPressureRejected")
+        assert refused.headers["Retry-After"]
+        assert (await client.consume("t", 0, 5)).status == 200, "an answer without records takes no room"
+        for wire in wires:
+            wire.writer.transport.abort()
+        await until(lambda: not broker.server.answer_bytes)
+        assert len((await client.consume("t", 0, 1)).json()["results"][0]["records"]) == 4
+        for wire in wires:
+            await wire.close()
+
+
 async def test_half_closed_client_gets_its_answer() -> None:
     async with serving() as (broker, client):
         wire = await client.open()

@@ -65,6 +65,10 @@ class Broker:
         self.metrics.gauge_function(
             "http.bodies_bytes", "Bytes of bodies being held", lambda: float(self.server.body_bytes)
         )
+        self.engines.answer_bytes = lambda: self.server.answer_bytes
+        self.metrics.gauge_function(
+            "http.answers_bytes", "Bytes of answers that wait to be taken", self.engines.answer_bytes
+        )
 
     @property
     def url(self) -> str:

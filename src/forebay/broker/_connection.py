@@ -79,6 +79,8 @@ class Host(Protocol):
 
     limits: HttpLimits
     stopping: bool
+    answer_bytes: int
+    """Bytes of answers that their clients have not taken; connections keep it."""
     inbox: memoryview
     """Where bytes of any connection arrive. They are parsed, and what is kept is copied, before the next ones
     are asked for."""
@@ -142,6 +144,7 @@ class _Exchange:
         """The answer is there."""
         self.response = response
         self.connection.send_ready()
+        self.connection.count_answers()
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -170,6 +173,8 @@ class Connection(asyncio.BufferedProtocol):
         self._write_deadline: float | None = None
         self._write_left = 0
         """Bytes that waited to be sent when `overdue` last looked."""
+        self._untaken = 0
+        """Bytes of answers that the client has not taken, as the server was told."""
         self._lingering = False
         """The last answer is sent; what still comes is thrown away, so that the client reads it."""
         self._begin_message()
@@ -293,6 +298,7 @@ class Connection(asyncio.BufferedProtocol):
         self._write_deadline = None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        self.count_answers()
         self._regulate()
 
     # -- the server's side
@@ -326,6 +332,7 @@ class Connection(asyncio.BufferedProtocol):
         if left < self._write_left:
             self._write_deadline = now + self._host.limits.write_timeout_ms / 1000
         self._write_left = left
+        self.count_answers()
         return self._write_deadline is not None and now > self._write_deadline
 
     def stop(self) -> None:
@@ -491,6 +498,16 @@ class Connection(asyncio.BufferedProtocol):
                 return
             self._write(response, close=last, head_only=exchange.head_only)
             self._finish(exchange, last)
+
+    def count_answers(self) -> None:
+        """Tell the server how much of the answers waits for the client, or for its turn."""
+        if not (self._exchanges or self._untaken or self._writable is not None):
+            return
+        untaken = sum([len(each.response.body) for each in self._exchanges if each.response is not None])
+        if self._writable is not None and self._transport is not None:
+            untaken += self._transport.get_write_buffer_size()
+        self._host.answer_bytes += untaken - self._untaken
+        self._untaken = untaken
 
     def _ends(self, exchange: _Exchange, response: Response) -> bool:
         alone = len(self._exchanges) == 1

@@ -26,7 +26,7 @@ from forebay.broker._errors import BadRequest, TooManyWaits, Unauthenticated
 from forebay.broker._follow import Place
 from forebay.broker._http import Request, Response
 from forebay.broker._routes import Access, Action, Call
-from forebay.errors import ForebayError, LimitExceeded
+from forebay.errors import Backpressure, ForebayError, LimitExceeded
 from forebay.formats.bytes_batch import _offsets
 from forebay.formats.http_messages import (
     ARROW,
@@ -79,6 +79,7 @@ class Consume:
         for each in message.topic_partitions:
             call.access.check(Action.READ, each.topic)
         answers, reason = await self._collect(message, request, call.access)
+        self._check_room(sum(map(_size, answers)))
         self._requests.labels(reason).inc()
         self._count(answers)
         return _response(message, answers, form)
@@ -93,6 +94,17 @@ class Consume:
             raise BadRequest("a partition is asked for twice", hint="name each partition once")
         if message.frames and form != MSGPACK:
             raise BadRequest("frames come in msgpack only", hint=f"send Accept: {MSGPACK}")
+
+    def _check_room(self, size: int) -> None:
+        """Raise `Backpressure` where too much waits for clients that do not take it.
+
+        Asked just before the answer is made: until then the records are those of the tail, or on their way.
+        """
+        held, most = self._engines.answer_bytes(), self._limits.answers_max_bytes
+        if size and held and held + size > most:
+            raise Backpressure(
+                f"answers_max_bytes: {held:,} bytes of answers wait to be taken", hint="take earlier answers"
+            )
 
     # -- collecting
 

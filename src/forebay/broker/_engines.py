@@ -7,6 +7,7 @@ unless it shares one with its neighbours.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from forebay._connect import Parts
@@ -105,6 +106,8 @@ class Engines:
             metrics=parts.metrics,
         )
         self.compactor = self._compactor()
+        self.answer_bytes: Callable[[], int] = lambda: 0
+        """Bytes of answers that their clients have not taken; the server knows."""
         self._services: ServiceGroup | None = None
 
     async def _share_tail(self, directory: Path) -> None:

@@ -54,6 +54,9 @@ class HttpLimits:
     consume_max_bytes: int = 16 * 1024 * 1024
     """Bytes of records of one answer of /consume, whatever the request says, unless a single record is
     larger. At least 1."""
+    answers_max_bytes: int = 256 * 1024 * 1024
+    """Bytes of answers that their clients have not taken; above it /consume gives no records but 503. At
+    least 1."""
     wait_max_ms: int = 60_000
     """Milliseconds a long poll waits at most, whatever the request says. At least 0."""
     waits_max: int = 20_000

@@ -50,6 +50,8 @@ class HttpServer:
         self.connections: set[Connection] = set()
         self.body_bytes = 0
         """Bytes of bodies that have come and are not answered."""
+        self.answer_bytes = 0
+        """Bytes of answers that their clients have not taken."""
         self._handler = handler
         self._refuser = refuser
         self._clock = clock
