@@ -72,6 +72,11 @@ def test_times_are_in_utc() -> None:
     assert out.time_text(1_794_841_654_999) == "2026-11-16 15:07:34Z"
 
 
+@pytest.mark.parametrize("time_ms", [1 << 62, -(1 << 62), 300_000_000_000_000])
+def test_times_beyond_the_calendar_are_numbers(time_ms: int) -> None:
+    assert out.time_text(time_ms) == f"{time_ms} ms"
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [("plain", "plain"), ("grün", "grün"), ("a\nb", "a\\nb"), ("\x1b[31m", "\\x1b[31m"), ("", "")],

@@ -116,6 +116,21 @@ def test_what_consume_prints_as_json_produce_takes_as_json(pipe: Run) -> None:
     assert json.loads(first)["value"] == {"base64": "/v8="}
 
 
+def test_json_keeps_times_before_the_epoch_and_headers_of_the_same_name(pipe: Run) -> None:
+    lines = [
+        {"value": "a", "timestamp_ms": -1, "headers": [["h", "1"], ["h", "2"], ["none", None]]},
+        {"value": "b", "timestamp_ms": 5},
+    ]
+    given = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    done = pipe(given, "produce", "t", "-F", "json", "--data", "data")
+    assert done.returncode == 0, done.stderr
+    read = pipe(b"", "consume", "t", "-e", "-o", "json", "--data", "data").stdout
+    place = {"topic": "t", "partition": 0}
+    assert [json.loads(line) for line in read.splitlines()] == [
+        {**place, "offset": number, **line} for number, line in enumerate(lines, 1)
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

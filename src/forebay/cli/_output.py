@@ -98,7 +98,7 @@ def time_text(time_ms: int) -> str:
     try:
         moment = datetime.datetime.fromtimestamp(time_ms / 1000, tz=datetime.UTC)
     except (ValueError, OverflowError, OSError):
-        return f"{time_ms} ms"  # In no year of ours: what a damaged record says is shown as it is.
+        return f"{time_ms} ms"  # Whoever appends a record may give it any time, also one without a date.
     return moment.strftime("%Y-%m-%d %H:%M:%SZ")
 
 

@@ -44,8 +44,9 @@ class Columns:
     partition: int | None
     values: list[bytes] = field(default_factory=list)
     keys: list[bytes | None] | None = None
-    timestamps_ms: list[int] | None = None
-    headers: list[dict[str, bytes | None] | None] | None = None
+    timestamps_ms: list[int | None] | None = None
+    headers: list[list[tuple[str, bytes | None]] | None] | None = None
+    """Pairs: a name may come more than once."""
 
 
 class JsonRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -227,9 +228,9 @@ def _add(columns: Columns, record: JsonRecord) -> None:
     assert columns.timestamps_ms is not None and columns.headers is not None
     columns.values.append(value)
     columns.keys.append(_bytes(record.key))
-    columns.timestamps_ms.append(-1 if record.timestamp_ms is None else record.timestamp_ms)
+    columns.timestamps_ms.append(record.timestamp_ms)
     pairs = record.headers.items() if isinstance(record.headers, dict) else record.headers or ()
-    columns.headers.append({name: _bytes(each) for name, each in pairs} or None)
+    columns.headers.append([(name, _bytes(each)) for name, each in pairs] or None)
 
 
 def _tidy(columns: Columns) -> Columns:
@@ -239,8 +240,8 @@ def _tidy(columns: Columns) -> Columns:
     if columns.headers is not None and not any(columns.headers):
         columns.headers = None
     times = columns.timestamps_ms or []
-    if all(time == -1 for time in times):
+    if all(time is None for time in times):
         columns.timestamps_ms = None
-    elif any(time == -1 for time in times):
+    elif any(time is None for time in times):
         raise UsageError("some records have a timestamp_ms and some have none", hint="give it to all")
     return columns
