@@ -139,6 +139,7 @@ async def test_unknown_paths_are_404_and_wrong_methods_405() -> None:
         '{"topic_partitions": [{}]}',
         '{"topic_partitions": [{"topic": "", "partition": 0, "records": ["a"]}]}',
         '{"topic_partitions": [{"topic": "a/b", "partition": 0, "records": ["a"]}]}',
+        '{"topic_partitions": [{"topic": "a\\n", "partition": 0, "records": ["a"]}]}',
         '{"topic_partitions": [{"topic": "t", "partition": -1, "records": ["a"]}]}',
         '{"topic_partitions": [{"topic": "t", "partition": 1e30, "records": ["a"]}]}',
         '{"topic_partitions": [{"topic": "t", "partition": 12345678901234567890123, "records": ["a"]}]}',
@@ -364,6 +365,37 @@ async def test_damaged_frame_is_400_and_appends_nothing(damage: str) -> None:
     async with serving() as (_, client):
         body = msgspec.msgpack.encode({"topic_partitions": [batch]})
         answer = await client.request("POST", "/produce", body, {"Content-Type": MSGPACK})
+        assert answer.status == 400, answer.body
+        assert (await client.get("/topics")).json() == {"topics": []}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "partition=0",
+        "topic=t",
+        "topic=t&partition=x",
+        "topic=t&partition=100000",
+        "topic=a%2Fb&partition=0",
+        "topic=a%0A&partition=0",
+        f"topic={'x' * 300}&partition=0",
+        "topic=t&partition=0&producer_id=p",
+        "topic=t&partition=0&sequence=4",
+        f"topic=t&partition=0&sequence=0&producer_id={'p' * 100}",
+        "topic=t&partition=0&epoch=-1",
+        "topic=t&partition=0&epcoh=3",
+        "topic=t&partition=0&records=a",
+        "topic=t&partition=0&frame=AAAA",
+    ],
+)
+async def test_query_of_an_arrow_stream_is_as_strict_as_the_other_bodies(query: str) -> None:
+    table = pa.table({"value": pa.array([b"a"], pa.binary())})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    async with serving() as (_, client):
+        body = sink.getvalue().to_pybytes()
+        answer = await client.request("POST", f"/produce?{query}", body, {"Content-Type": ARROW})
         assert answer.status == 400, answer.body
         assert (await client.get("/topics")).json() == {"topics": []}
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, cast
 
+import msgspec
 import pyarrow as pa
 
 from forebay.broker._bodies import (
@@ -60,6 +61,8 @@ from forebay.log import AppendGroup, AppendResult
 
 __all__ = ["Produce"]
 
+PARTITION_MAX: Final = 99_999
+"""Highest partition that a query string may name."""
 SEQUENCE_MAX: Final = 1 << 62
 """Highest sequence or epoch that a query string may name."""
 
@@ -139,22 +142,11 @@ class Produce:
         return columns
 
     def _arrow_group(self, request: Request) -> AppendGroup:
-        query = request.query
-        topic = query.get("topic", "")
-        partition = integer_query(request, "partition", low=0, high=99_999)
-        if not topic or partition is None:
-            raise BadRequest("the query names no topic or no partition", hint="/produce?topic=T&partition=N")
+        given = _query(request)
         columns = arrow_columns(request.body, bytes_max=self._limits.body_max_bytes)
         columns.check_count(self._limits.records_max, self._limits.records_max)
         columns.check_sizes(self._limits.record_max_bytes)
-        return AppendGroup(
-            topic,
-            partition,
-            columns.batch,
-            query.get("producer_id"),
-            integer_query(request, "sequence", low=0, high=SEQUENCE_MAX),
-            integer_query(request, "epoch", low=0, high=SEQUENCE_MAX),
-        )
+        return _group(given, columns)
 
     # -- out
 
@@ -212,6 +204,24 @@ class Produce:
             error=error.message,
             hint=error.hint or None,
         )
+
+
+def _query(request: Request) -> ProducePartitionPacked:
+    """Where the records of an Arrow stream go: what other bodies say of a batch, in the query string."""
+    query = request.query
+    if not query.get("topic") or "partition" not in query:
+        raise BadRequest("the query names no topic or no partition", hint="/produce?topic=T&partition=N")
+    numbers = {"partition": PARTITION_MAX, "sequence": SEQUENCE_MAX, "epoch": SEQUENCE_MAX}
+    if unknown := query.keys() - numbers.keys() - {"topic", "producer_id"}:
+        raise BadRequest(f"the query has {min(unknown)[:50]!r}, which means nothing here")
+    said: dict[str, str | int | None] = {**query}
+    for name in numbers.keys() & query.keys():
+        said[name] = integer_query(request, name, low=0, high=numbers[name])
+    try:
+        batch = msgspec.convert(said, ProducePartitionPacked)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"the query is not what it should be: {error}") from None
+    return batch
 
 
 def _group(batch: ProducePartition | ProducePartitionPacked, columns: Columns) -> AppendGroup:

@@ -22,7 +22,8 @@ TopicName: TypeAlias = Annotated[
     Meta(
         min_length=1,
         max_length=200,
-        pattern="^[A-Za-z0-9_][A-Za-z0-9._-]*$",
+        # `$` alone would let a line break follow, in Python though not in the document's readers.
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(?!\n)$",
         description="Letters, digits, '.', '_' and '-', first a letter, a digit or '_'.",
     ),
 ]
