@@ -265,6 +265,20 @@ def test_attributes_of_every_type_are_kept_as_text() -> None:
     assert json.loads(row["body"]) == {"message": "structured"}
 
 
+def test_a_key_that_comes_twice_does_not_spoil_the_file_for_duckdb(tmp_path: Path) -> None:
+    request: Any = ExportTraceServiceRequest()
+    resource = request.resource_spans.add()
+    span = resource.scope_spans.add().spans.add(name="s")
+    owners = (resource.resource, span, span.events.add(name="e"), span.links.add())
+    for value in ("first", "last"):
+        for each in owners:
+            each.attributes.add(key="k").value.string_value = value
+    pq.write_table(table_of("traces", list(rows_of("traces", request.SerializeToString()))), tmp_path / "f")
+    maps = "resource_attributes, attributes, events[1].attributes, links[1].attributes"
+    query = f"select {maps} from read_parquet(?)"
+    assert duckdb.execute(query, [str(tmp_path / "f")]).fetchall() == [({"k": "last"},) * 4]
+
+
 def test_spans_keep_events_links_and_times() -> None:
     request: Any = ExportTraceServiceRequest()
     span = request.resource_spans.add().scope_spans.add().spans.add(name="s", kind=3, trace_id=b"\xab" * 16)
