@@ -94,3 +94,13 @@ def test_many_items_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count_items(SIGNALS["logs"], logs("a", "b", "c")) == 3
     with pytest.raises(LimitExceeded):
         count_items(SIGNALS["logs"], logs("a", "b", "c", "d"))
+
+
+@pytest.mark.parametrize("groups", [b"\x0a\x00" * 4, b"\x0a\x08" + b"\x12\x00" * 4])
+def test_resources_and_scopes_with_nothing_in_them_count_too(
+    groups: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert count_items(SIGNALS["logs"], groups) == 0
+    monkeypatch.setattr("forebay.dataflow._signals.REQUEST_GROUPS_MAX", 3)
+    with pytest.raises(LimitExceeded, match="REQUEST_GROUPS_MAX"):
+        count_items(SIGNALS["logs"], groups)

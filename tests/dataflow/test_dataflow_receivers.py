@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import http.client
 import json
+import threading
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -23,12 +24,13 @@ from tests.dataflow.otlp_kit import logs, metrics, names_in, traces, until
 from forebay.dataflow._dispatch import Broadcast
 from forebay.dataflow._grpc_receiver import GrpcReceiver
 from forebay.dataflow._http import AHEAD_MAX, HEADER_BYTES_MAX
-from forebay.dataflow._http_receiver import HttpReceiver
+from forebay.dataflow._http_receiver import ASIDE_BYTES_MIN, MEMBERS_MAX, HttpReceiver
 from forebay.dataflow._intake import Intake
 from forebay.dataflow._metrics import DataflowMetrics
+from forebay.dataflow._otlp_json import message_from_json
 from forebay.dataflow._parcels import Parcel, Refused
 from forebay.dataflow._settings import Address, OtlpReceiverSettings, Tls
-from forebay.dataflow._signals import SIGNALS
+from forebay.dataflow._signals import SIGNALS, Signal
 from forebay.errors import Backpressure, StorageFull, Unavailable
 from forebay.kit.metrics import MetricsRegistry
 
@@ -404,6 +406,58 @@ async def test_json_has_ids_in_hex() -> None:
     assert (span.span_id.hex(), span.parent_span_id.hex()) == ("eee19b7ec3c1b174", "eee19b7ec3c1b173")
     assert span.links[0].span_id.hex() == "eee1"
     assert span.attributes[0].value.string_value == "not hex"
+
+
+async def test_a_large_body_in_json_keeps_nobody_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, entered, go_on = message_from_json, threading.Event(), threading.Event()
+
+    def slow(signal: Signal, data: bytes) -> Any:
+        entered.set()
+        assert go_on.wait(10)
+        return decode(signal, data)
+
+    monkeypatch.setattr("forebay.dataflow._http_receiver.message_from_json", slow)
+    record = {"body": {"stringValue": "x" * ASIDE_BYTES_MIN}}
+    body = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}).encode()
+    async with receiving() as (sink, over_grpc, over_http), client(over_grpc) as call:
+        large = asyncio.create_task(post(over_http, "/v1/logs", body, kind="application/json"))
+        await asyncio.to_thread(entered.wait, 30)
+        await call("logs", logs("another"))
+        assert sink.names == ["another"]
+        go_on.set()
+        assert (await large)[0] == 200
+    assert len(sink.names) == 2
+
+
+async def test_json_that_waits_to_be_decoded_counts_as_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def slow(signal: Signal, data: bytes) -> Any:
+        assert go_on.wait(30)
+        return message_from_json(signal, data)
+
+    monkeypatch.setattr("forebay.dataflow._http_receiver.message_from_json", slow)
+    body = b'{"resourceLogs": []}' + b" " * ASIDE_BYTES_MIN
+    async with receiving(requests_max=2) as (_, __, over_http):
+        waiting = {
+            asyncio.create_task(post(over_http, "/v1/logs", body, kind="application/json")) for _ in range(3)
+        }
+        # Whichever of them comes last is refused, without being decoded.
+        [refused], waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert refused.result()[0] == 429
+        go_on.set()
+        assert [(await each)[0] for each in waiting] == [200, 200]
+
+
+async def test_a_crowd_of_compressed_streams_in_one_body_is_refused() -> None:
+    streams = [gzip.compress(each, 1) for each in (logs("a"), *[b""] * (MEMBERS_MAX - 1))]
+    async with receiving() as (sink, _, over_http):
+        answers = [
+            (await post(over_http, "/v1/logs", b"".join(each), content_encoding="gzip"))[0]
+            for each in (streams, [*streams, streams[-1]])
+        ]
+        assert answers == [200, 400]
+    assert sink.names == ["a"]
 
 
 class Raw:

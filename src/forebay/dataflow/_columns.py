@@ -3,8 +3,8 @@
 Ids are hexadecimal text, times are timestamps in UTC, enumerations are their names without the prefix.
 Attributes are maps from text to text: strings as they are, numbers and truth values as JSON writes them,
 lists, maps and bytes (base64) as JSON. Numbers that do not fit (times after 2262) are null. A key that comes
-twice has its last value, as with an SDK that sets it again: there are readers (DuckDB) that refuse a map with a
-key twice, and with it every query over the directory.
+twice has its last value, as with an SDK that sets it again: there are readers (DuckDB) that refuse a map with
+a key twice, and with it every query over the directory.
 """
 
 from __future__ import annotations

@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
 
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._parcels import Parcel, Refused, Sink
 from forebay.dataflow._settings import OtapReceiverSettings, OtlpReceiverSettings
-from forebay.dataflow._signals import Signal, check_count, count_items
+from forebay.dataflow._signals import Signal, count_items
 from forebay.errors import Backpressure, ForebayError, FormatError, LimitExceeded, StorageFull
 
 __all__ = ["Intake", "Refusal"]
 
 _log = logging.getLogger(__name__)
+
+Decoder: TypeAlias = Callable[[Signal, bytes], Awaitable[tuple[bytes, int]]]
+"""From the bytes as they came to the request in protobuf, and the items in it."""
 
 RETRY_AFTER_S: Final = 1
 """What senders are asked to wait. They spread and lengthen it by themselves."""
@@ -67,12 +70,15 @@ class Intake:
         self._idle.set()
         self._gauge = metrics.pending.labels(name)
 
-    async def receive(self, signal: Signal, data: bytes, message: Any = None) -> None:
-        """Return when the request is safe. Raises `Refusal`. `message` where it is parsed already."""
+    async def receive(self, signal: Signal, data: bytes, decode: Decoder | None = None) -> None:
+        """Return when the request is safe. Raises `Refusal`. `decode` where it is not in protobuf."""
         self._enter(len(data))
         try:
-            items = count_items(signal, data) if message is None else check_count(signal, message)
-            await self._take(signal, (data,), items, len(data))
+            if decode is None:
+                request, items = data, count_items(signal, data)
+            else:
+                request, items = await decode(signal, data)
+            await self._take(signal, (request,), items, len(request))
         except Exception as error:
             raise self.refusal(error) from error
         finally:

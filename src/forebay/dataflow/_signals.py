@@ -6,12 +6,13 @@ the bytes are what the OTLP exporter sends on, exactly, and what the Parquet exp
 Several requests of one kind are joined by joining their bytes, because the wire format of a message that only
 has repeated fields is closed under concatenation.
 
-Bounds: the receiver limits the bytes, protobuf the nesting (100 levels), `REQUEST_ITEMS_MAX` the records.
+Bounds: the receiver limits the bytes, protobuf the nesting (100 levels), `REQUEST_ITEMS_MAX` the records,
+`REQUEST_GROUPS_MAX` what they lie in: a resource without anything in it takes two bytes to send and a turn of
+a Python loop to count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,10 +32,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from forebay.errors import FormatError, LimitExceeded
 
-__all__ = ["REQUEST_ITEMS_MAX", "SIGNALS", "Signal", "count_items", "parse"]
+__all__ = ["REQUEST_GROUPS_MAX", "REQUEST_ITEMS_MAX", "SIGNALS", "Signal", "count_items", "parse"]
 
 REQUEST_ITEMS_MAX: Final = 250_000
 """Most spans, log records or metrics in one request."""
+REQUEST_GROUPS_MAX: Final = 50_000
+"""Most resources in one request, and most scopes in all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class Signal:
     http_path: str
     rejected_field: str
     """In a response: how many items the other side did not take."""
-    counts: Callable[[Any], int]
+    levels: tuple[str, str, str]
+    """Fields of a request: the resources, the scopes in each of them, the items in each of those."""
 
     @property
     def grpc_method(self) -> str:
@@ -69,9 +73,7 @@ SIGNALS: Final = {
             f"{_SERVICE}.trace.v1.TraceService",
             "/v1/traces",
             "rejected_spans",
-            lambda message: sum(
-                len(scope.spans) for each in message.resource_spans for scope in each.scope_spans
-            ),
+            ("resource_spans", "scope_spans", "spans"),
         ),
         Signal(
             "metrics",
@@ -80,9 +82,7 @@ SIGNALS: Final = {
             f"{_SERVICE}.metrics.v1.MetricsService",
             "/v1/metrics",
             "rejected_data_points",
-            lambda message: sum(
-                len(scope.metrics) for each in message.resource_metrics for scope in each.scope_metrics
-            ),
+            ("resource_metrics", "scope_metrics", "metrics"),
         ),
         Signal(
             "logs",
@@ -91,9 +91,7 @@ SIGNALS: Final = {
             f"{_SERVICE}.logs.v1.LogsService",
             "/v1/logs",
             "rejected_log_records",
-            lambda message: sum(
-                len(scope.log_records) for each in message.resource_logs for scope in each.scope_logs
-            ),
+            ("resource_logs", "scope_logs", "log_records"),
         ),
     )
 }
@@ -116,9 +114,16 @@ def count_items(signal: Signal, data: bytes) -> int:
 
 def check_count(signal: Signal, message: Any) -> int:
     """The number of spans, log records or metrics. Raises `LimitExceeded`."""
-    items = signal.counts(message)
-    if items > REQUEST_ITEMS_MAX:
-        raise LimitExceeded(
-            "REQUEST_ITEMS_MAX", limit=REQUEST_ITEMS_MAX, actual=items, hint="send smaller batches"
-        )
+    outer, inner, last = signal.levels
+    resources = getattr(message, outer)
+    _check("REQUEST_GROUPS_MAX", REQUEST_GROUPS_MAX, len(resources))
+    scopes = sum(len(getattr(each, inner)) for each in resources)
+    _check("REQUEST_GROUPS_MAX", REQUEST_GROUPS_MAX, scopes)
+    items = sum(len(getattr(scope, last)) for each in resources for scope in getattr(each, inner))
+    _check("REQUEST_ITEMS_MAX", REQUEST_ITEMS_MAX, items)
     return items
+
+
+def _check(name: str, limit: int, actual: int) -> None:
+    if actual > limit:
+        raise LimitExceeded(name, limit=limit, actual=actual, hint="send smaller batches")
