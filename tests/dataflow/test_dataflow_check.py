@@ -109,6 +109,26 @@ MISTAKES = {
         "grpc_endpoint",
         "not an endpoint",
     ),
+    "endpoint with a password": (
+        "http://127.0.0.1:4320",
+        "http://a:b@h:1",
+        "grpc_endpoint",
+        "not an endpoint",
+    ),
+    "endpoint with a query": (
+        "http://127.0.0.1:4320",
+        "http://h:1?tenant=a",
+        "grpc_endpoint",
+        "not an endpoint",
+    ),
+    "mapping for a name": ("- otlp_exporter", "- {a: b}", "- {a: b}", "not the name of a node"),
+    "control character": ("# requests", "# \x07", "\x07", "0x07 is not allowed"),
+    "files in the store": (
+        "path: ./parquet",
+        "path: quiver_data/",
+        "path: quiver_data/",
+        "used by persistence",
+    ),
     "codec that grpc lacks": ("gzip", "zstd", "compression_method", "not known"),
     "key twice": ("path: ./parquet", "path: ./parquet\n      path: ./other", "path: ./other", "comes twice"),
     "tag": ("path: ./parquet", "path: !!python/name:os.system x", "path: !!python", "tag"),
@@ -170,6 +190,33 @@ def test_a_circle_is_shown_from_node_to_node() -> None:
     assert problem.hint
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_an_exporter_to_the_receiver_it_gets_its_data_from_is_a_circle(host: str) -> None:
+    problem = only(changed("http://127.0.0.1:4320", f"http://{host}:4317"))
+    assert (problem.where, "circle" in problem.message) == ("nodes.otlp_exporter.config.grpc_endpoint", True)
+
+
+def test_an_exporter_to_a_receiver_of_another_way_is_none() -> None:
+    other = """\
+  second_receiver:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {out_port: {destinations: [parquet]}}
+    config: {listening_addr: "127.0.0.1:4320"}
+"""
+    assert not check((GOOD + other).encode())[0]
+
+
+def test_an_exporter_to_a_receiver_of_another_protocol_is_remarked_on() -> None:
+    problems, remarks = check(changed("http://127.0.0.1:4320", "http://localhost:4318"))
+    assert not problems
+    assert "does not take OTLP over gRPC" in remarks[-1].message
+
+
+def test_a_password_in_an_endpoint_is_not_repeated() -> None:
+    assert "secret" not in str(only(changed("http://127.0.0.1:4320", "http://me:secret@127.0.0.1:4320")))
+
+
 def test_two_stores_in_one_directory_are_refused() -> None:
     text = GOOD.replace("    kind: exporter\n    plugin_urn: \"urn:otel:parquet:exporter\"\n", """\
     kind: processor
@@ -224,6 +271,10 @@ def test_a_file_without_nodes_says_so(data: bytes) -> None:
 
 
 # Hostile files.
+
+
+def test_keys_at_the_top_are_named_without_a_dot() -> None:
+    assert only(b"more: 1\n" + GOOD.encode()).where == "more"
 
 
 def test_a_file_that_is_too_long_is_not_read() -> None:

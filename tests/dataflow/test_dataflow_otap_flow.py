@@ -87,8 +87,11 @@ def test_the_file_of_the_design_is_right_once_its_host_has_a_name() -> None:
     data = SEED.replace("{{backend_hostname}}", "backend").encode()
     problems, remarks = check(data)
     assert not problems
-    # round_robin behind a store, and zstd for whole messages.
-    assert [each.where.rpartition(".")[2] for each in remarks] == ["out_port", "compression_method"]
+    # round_robin behind a store, zstd for whole messages, and OTLP to a receiver that takes OTAP.
+    assert [each.where.rpartition(".")[2] for each in remarks] == [
+        *("out_port", "compression_method", "grpc_endpoint")
+    ]
+    assert "this is otap_receiver, which does not take OTLP" in remarks[2].message
     plan = load(data)
     receiver, exporter = (plan.nodes[name].settings for name in ("otap_receiver", "otap_exporter"))
     assert isinstance(receiver, OtapReceiverSettings)

@@ -61,13 +61,9 @@ def read_document(data: bytes, problems: Problems) -> Value | None:
         line = data.count(b"\n", 0, error.start) + 1
         problems.add((line, 1), "", "the file is not UTF-8", "save it as UTF-8")
         return None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = (1, 1) if mark is None else (mark.line + 1, mark.column + 1)
-        problems.add(place, "", f"not YAML: {error.problem or error.context}")
-        return None
     except yaml.YAMLError as error:
-        problems.add((1, 1), "", "not YAML: " + " ".join(str(error).split())[:200])
+        place, message = _explained(error, text)
+        problems.add(place, "", f"not YAML: {message}")
         return None
     except _TooMuch:
         return None
@@ -78,6 +74,19 @@ def read_document(data: bytes, problems: Problems) -> Value | None:
         return _Builder(problems).build(node, "", 0)
     except _TooMuch:
         return None
+
+
+def _explained(error: yaml.YAMLError, text: str) -> tuple[tuple[int, int], str]:
+    """Where the text is wrong, and what is wrong with it."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        place = (1, 1) if mark is None else (mark.line + 1, mark.column + 1)
+        return place, error.problem or error.context or "it cannot be read"
+    if isinstance(error, yaml.reader.ReaderError):
+        at = error.position
+        place = (text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at))
+        return place, f"the character {ord(text[at]):#04x} is not allowed"
+    return (1, 1), " ".join(str(error).split())[:200]
 
 
 def _check_bounds(text: str, problems: Problems) -> None:

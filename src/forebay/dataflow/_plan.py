@@ -4,12 +4,14 @@
     receivers  ->  exporters                          without a disk: answered when the destination has it
 
 What is checked here besides single settings: names, kinds and URNs that fit together; ports that lead to
-nodes that take data; a way to and from every node; no circles; no address and no directory used twice.
+nodes that take data; a way to and from every node; no circles, not even over an address of this machine; no
+address and no directory used twice.
 Everything is reported, not only the first.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -128,6 +130,7 @@ def _read(data: bytes, problems: Problems) -> dict[str, _Draft]:
     _check_ports(drafts)
     _check_ways(drafts)
     _check_circles(drafts)
+    _check_targets(drafts)
     _check_sharing(drafts)
     return drafts
 
@@ -195,8 +198,14 @@ def _out_ports(draft: _Draft) -> None:
             "destinations" if found else "", "the port leads nowhere", "destinations: a list of nodes"
         )
         return
-    draft.destinations = tuple(each.text for each in found.items)
-    draft.places = tuple(each.place for each in found.items)
+    names = []
+    for each in found.items:
+        if each.kind in ("list", "mapping", "nothing"):
+            port.problems.add(each.place, each.where, "this is not the name of a node", "write one name")
+        else:
+            names.append(each)
+    draft.destinations = tuple(each.text for each in names)
+    draft.places = tuple(each.place for each in names)
 
 
 def _check_ports(drafts: dict[str, _Draft]) -> None:
@@ -256,6 +265,60 @@ def _check_circles(drafts: dict[str, _Draft]) -> None:
     )
 
 
+def _check_targets(drafts: dict[str, _Draft]) -> None:
+    """An exporter that sends to a receiver of the same file: a circle, or the wrong protocol."""
+    doors = _doors(drafts)
+    for name, draft in drafts.items():
+        if not isinstance(draft.settings, OtlpExporterSettings):
+            continue
+        speaks = "otap" if isinstance(draft.settings, OtapExporterSettings) else "otlp"
+        receiver, takes = doors.get(_reachable(draft.settings.target), ("", ""))
+        if takes == speaks and name in _behind(receiver, drafts):
+            draft.section.section("config").complain(
+                "grpc_endpoint",
+                f"this is {receiver}, and the data would go in a circle",
+                "name another server",
+            )
+        elif receiver and takes != speaks:
+            draft.section.section("config").remark(
+                "grpc_endpoint",
+                f"this is {receiver}, which does not take {speaks.upper()} over gRPC there",
+                "name a server that does",
+            )
+
+
+def _doors(drafts: dict[str, _Draft]) -> dict[str, tuple[str, str]]:
+    """Who takes what on which address."""
+    doors = {}
+    for name, draft in drafts.items():
+        settings = draft.settings
+        if isinstance(settings, OtapReceiverSettings):
+            doors[_reachable(str(settings.address))] = (name, "otap")
+        elif isinstance(settings, OtlpReceiverSettings):
+            for address, takes in ((settings.http, "http"), (settings.grpc, "otlp")):
+                if address is not None:
+                    doors[_reachable(str(address))] = (name, takes)
+    return doors
+
+
+def _reachable(address: str) -> str:
+    """The address, with one name for all that mean this machine."""
+    host, _, port = address.rpartition(":")
+    is_here = host.startswith("127.") or host in ("localhost", "0.0.0.0", "[::]", "[::1]")
+    return f"localhost:{port}" if is_here else address
+
+
+def _behind(name: str, drafts: dict[str, _Draft]) -> set[str]:
+    """All nodes that data of this one reaches."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        ahead = set(drafts[waiting.pop()].destinations) & drafts.keys() - found
+        found |= ahead
+        waiting += ahead
+    return found
+
+
 def _check_sharing(drafts: dict[str, _Draft]) -> None:
     seen: dict[str, str] = {}
     for name, draft in drafts.items():
@@ -272,8 +335,9 @@ def _check_sharing(drafts: dict[str, _Draft]) -> None:
             ]
         elif isinstance(settings, OtapReceiverSettings) and settings.address.port:
             uses = [("listening_addr", f"address {settings.address}")]
-        elif isinstance(settings, PersistenceSettings):
-            uses = [("path", f"directory {settings.path.absolute()}")]
+        elif isinstance(settings, PersistenceSettings | ParquetSettings) and settings.path.parts:
+            # Two Parquet exporters behind one store would write the same files at the same time.
+            uses = [("path", f"directory {os.path.realpath(settings.path)}")]
         for key, what in uses:
             if what in seen:
                 config = draft.section.section("config")

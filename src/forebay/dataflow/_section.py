@@ -51,7 +51,7 @@ class Section:
 
     def complain(self, name: str, message: str, hint: str = "") -> None:
         """Something is wrong with the key."""
-        where = f"{self.where}.{name}" if name else self.where
+        where = ".".join(each for each in (self.where, name) if each)
         self.problems.add(self.place(name), where, message, hint)
 
     def remark(self, name: str, message: str, hint: str = "") -> None:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from forebay.dataflow._problems import shown
 from forebay.dataflow._section import Section
@@ -317,14 +317,20 @@ def _endpoint(section: Section) -> tuple[str, bool]:
     except ValueError:
         parts, host, port = urlsplit(""), "", None
     bracketed = f"[{host}]" if ":" in host else host
-    if parts.scheme not in ("http", "https") or not _HOST.fullmatch(bracketed) or parts.path not in ("", "/"):
-        section.complain(
-            "grpc_endpoint",
-            f"{shown(text)} is not an endpoint",
-            "scheme, host and port, as in http://127.0.0.1:4317",
-        )
+    if parts.scheme not in ("http", "https") or not _HOST.fullmatch(bracketed) or _has_more(parts):
+        hint = "scheme, host and port and nothing else, as in http://127.0.0.1:4317"
+        if "{{" in text:
+            hint = "put the name of the host in the place of what is in braces"
+        # A password is not repeated where logs may keep it.
+        said = "this" if "@" in text else shown(text)
+        section.complain("grpc_endpoint", f"{said} is not an endpoint", hint)
         return "", False
     return f"{bracketed}:{port or 4317}", parts.scheme == "https"
+
+
+def _has_more(parts: SplitResult) -> bool:
+    """Whether an endpoint says something that gRPC would not hear of, like a password."""
+    return parts.path not in ("", "/") or bool(parts.query or parts.fragment or "@" in parts.netloc)
 
 
 def _headers(section: Section) -> tuple[tuple[str, str], ...]:
