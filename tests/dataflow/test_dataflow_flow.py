@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.dataflow.otlp_kit import Destination, logs, parquet_rows, until
 from forebay.dataflow import Dataflow, load
 from forebay.dataflow._dispatch import Broadcast, RoundRobin, port
 from forebay.dataflow._parcels import Parcel
+from forebay.dataflow._persistence import Persistence
 from forebay.dataflow._signals import SIGNALS
 from forebay.errors import ForebayError, OutcomeUnknown, Unavailable
 from forebay.quiver import DirectoryInUse, Quiver, QuiverFailed
@@ -112,6 +114,41 @@ async def test_a_removed_exporter_pins_nothing_and_a_renamed_one_gets_the_rest(
     without = pipeline(tmp_path, parquet=True)
     async with Dataflow(load(without)) as flow:
         assert [each.name for each in flow.stats()["persistence"].subscribers] == ["parquet"]
+
+
+async def test_a_stop_that_is_hurried_waits_for_no_destination(
+    tmp_path: Path, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered, draining = threading.Event(), threading.Event(), asyncio.Event()
+    drain = Persistence.drain
+
+    async def watched(store: Persistence, patience_s: float) -> None:
+        draining.set()
+        await drain(store, patience_s)
+
+    def silent(*_: object) -> bytes:
+        asked.set()
+        answered.wait(60)
+        return b""
+
+    monkeypatch.setattr(Persistence, "drain", watched)
+    destination.answer = silent
+    destination.up()
+    # A call that fails would end the drain as well.
+    data = pipeline(tmp_path, endpoint=destination.endpoint).replace(b"timeout: 5s", b"timeout: 1h")
+    flow = Dataflow(load(data), drain_s=3_600)
+    await flow.start()
+    try:
+        await send(flow, "a")
+        assert await asyncio.to_thread(asked.wait, 30)
+        stopping = asyncio.create_task(flow.stop())
+        await draining.wait()
+        flow.hurry()
+        await asyncio.wait_for(stopping, 30)
+    finally:
+        answered.set()
+    async with Dataflow(load(data)):
+        await asyncio.to_thread(destination.wait_for, "logs", ["a"])
 
 
 async def test_a_full_store_pushes_back_and_goes_on_when_there_is_room(

@@ -123,8 +123,9 @@ class Dataflow:
         self._started.clear()
 
     def hurry(self) -> None:
-        """Do not wait for destinations when stopping."""
-        self._drain_s = 0.0
+        """Do not wait for destinations when stopping, nor any longer where it has begun."""
+        for store in self._stores.values():
+            store.hurry()
 
     async def __aenter__(self) -> Self:
         await self.start()

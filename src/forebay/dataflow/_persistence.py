@@ -73,6 +73,7 @@ class Persistence:
         self._clock = clock
         self._on_failure = on_failure
         self._batchers: dict[str, _SignalBatcher] = {}
+        self._is_hurried = False
         self._pumps = [
             Pump(
                 self.quiver,
@@ -141,11 +142,15 @@ class Persistence:
         for pump in self._pumps:
             while self._lags(pump.subscriber) and not pump.failures:
                 left = min(_DRAIN_LOOK_S, deadline - self._clock.monotonic())
-                if left <= 0:
+                if left <= 0 or self._is_hurried:
                     return
                 pump.changed.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(pump.changed.wait(), left)
+
+    def hurry(self) -> None:
+        """Drain no more, not even where that has begun."""
+        self._is_hurried = True
 
     async def stop(self) -> None:
         """End. What was not handed on stays in the store."""
