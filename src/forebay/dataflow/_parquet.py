@@ -6,7 +6,8 @@
 the time at which it came in. A delivery that is repeated, after a crash between the file and the
 acknowledgement or because the acknowledgement failed, replaces the file by an equal one. A file appears
 whole or not at all: written under another name, synced, renamed, directory synced. What a crash leaves of a
-half-written file has a name that begins with a dot and ends in `.tmp`; the next attempt writes over it.
+half-written file has a name that begins with a dot and ends in `.tmp`; the next attempt writes over it. An
+attempt that fails takes its file away again, above all where the disk is full.
 
 The hour is that of ingestion and not of the events: one request with ten thousand different hours would make
 ten thousand files. Rows are decoded and written in groups, in a thread, so that memory stays bounded and the
@@ -80,16 +81,22 @@ class ParquetExporter:
     def _write(self, target: Path, parcel: Parcel) -> None:
         made = _make_directories(target.parent)
         temporary = target.with_name(f".{target.name}.tmp")
-        schema = SCHEMAS[parcel.signal]
-        with temporary.open("wb") as file:
-            with pq.ParquetWriter(file, schema, compression=self._codec) as writer:
+        try:
+            self._fill(temporary, parcel)
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        for directory in {target.parent, *made}:
+            _sync_directory(directory)
+
+    def _fill(self, path: Path, parcel: Parcel) -> None:
+        with path.open("wb") as file:
+            with pq.ParquetWriter(file, SCHEMAS[parcel.signal], compression=self._codec) as writer:
                 for rows in _groups(parcel):
                     writer.write_table(table_of(parcel.signal, rows))
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(target)
-        for directory in {target.parent, *made}:
-            _sync_directory(directory)
 
 
 def directory_of(signal: str, ingested_ms: int) -> str:
