@@ -213,6 +213,23 @@ def test_an_exporter_to_a_receiver_of_another_protocol_is_remarked_on() -> None:
     assert "does not take OTLP over gRPC" in remarks[-1].message
 
 
+def test_files_for_tls_are_tried_before_anything_runs(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.pem"
+    bad.write_text("this is no PEM")
+    tls = f"      tls: {{cert_file: {bad}, key_file: {bad}, client_ca_file: {bad}}}\n"
+    text = changed("      response_stream", tls + "      response_stream").decode()
+    text = text.replace("http://127.0.0.1:4320", f'https://127.0.0.1:4320"\n      ca_file: "{bad}')
+    problems, _ = check(text.encode())
+    assert [(each.where.rpartition(".")[2], each.message.partition(":")[0]) for each in problems] == [
+        ("cert_file", "certificate and key cannot be used"),
+        ("client_ca_file", "no certificates in it"),
+        ("ca_file", "no certificates in it"),
+    ]
+    bad.unlink()
+    problems, _ = check(text.encode())
+    assert ["is not a file" in each.message for each in problems] == [True] * 4
+
+
 def test_a_password_in_an_endpoint_is_not_repeated() -> None:
     assert "secret" not in str(only(changed("http://127.0.0.1:4320", "http://me:secret@127.0.0.1:4320")))
 

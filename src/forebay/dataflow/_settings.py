@@ -7,6 +7,7 @@ combination that the engine refuses is a problem of the file, with a line.
 from __future__ import annotations
 
 import re
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -226,6 +227,10 @@ def _destination(section: Section) -> dict[str, Any]:
     ca_file = section.text("ca_file", "")
     if ca_file and not is_tls:
         section.complain("ca_file", "the endpoint does not use TLS", "write https:// in grpc_endpoint")
+    elif ca_file and not Path(ca_file).is_file():
+        section.complain("ca_file", f"{shown(ca_file)} is not a file", "give the path of a PEM file")
+    elif ca_file:
+        _try_roots(section, "ca_file", Path(ca_file))
     return {
         "target": target,
         "is_tls": is_tls,
@@ -304,7 +309,32 @@ def _tls(section: Section) -> Tls | None:
         if path and not Path(path).is_file():
             inner.complain(name, f"{shown(path)} is not a file", "give the path of a PEM file")
     inner.finish()
-    return Tls(Path(cert), Path(key), Path(client) if client else None)
+    tls = Tls(Path(cert), Path(key), Path(client) if client else None)
+    if cert and key:
+        _try_tls(inner, tls)
+    return tls
+
+
+def _try_tls(section: Section, tls: Tls) -> None:
+    """Whether the files are what they should be. gRPC would only say that it cannot listen."""
+    if tls.cert_file.is_file() and tls.key_file.is_file():
+        try:
+            # Without a password, OpenSSL would ask for one on the terminal.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert_file, tls.key_file, password="")
+        except (OSError, ValueError) as error:
+            hint = "a certificate and its key, not encrypted, as PEM files"
+            section.complain("cert_file", f"certificate and key cannot be used: {error}", hint)
+    if tls.client_ca_file is not None:
+        _try_roots(section, "client_ca_file", tls.client_ca_file)
+
+
+def _try_roots(section: Section, name: str, path: Path) -> None:
+    if not path.is_file():
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except OSError as error:
+        section.complain(name, f"no certificates in it: {error}", "give the path of a PEM file")
 
 
 def _endpoint(section: Section) -> tuple[str, bool]:
