@@ -14,7 +14,7 @@ import grpc.aio
 import pyarrow as pa
 import pytest
 from tests.dataflow.flow_files import pipeline
-from tests.dataflow.otlp_kit import Destination, logs, parquet_rows, until
+from tests.dataflow.otlp_kit import Destination, logs, names_in, parquet_rows, until
 
 from forebay.dataflow import Dataflow, load
 from forebay.dataflow._dispatch import Broadcast, RoundRobin, port
@@ -22,6 +22,8 @@ from forebay.dataflow._parcels import Parcel
 from forebay.dataflow._persistence import Persistence
 from forebay.dataflow._signals import SIGNALS
 from forebay.errors import ForebayError, OutcomeUnknown, Unavailable
+from forebay.kit.metrics import MetricsRegistry
+from forebay.kit.metrics_views import as_json
 from forebay.quiver import DirectoryInUse, Quiver, QuiverFailed
 
 PARCEL = Parcel("logs", (logs("a"),), 1, 10)
@@ -190,6 +192,26 @@ async def test_what_a_destination_refuses_for_good_goes_to_the_dead_letters(
     async with Dataflow(load(pipeline(tmp_path, endpoint=destination.endpoint))) as flow:
         [subscriber] = flow.stats()["persistence"].subscribers
         assert (subscriber.lag_segments, subscriber.dropped) == (0, {"rejected": 1})
+
+
+async def test_what_is_refused_for_good_is_not_counted_as_handed_over(
+    tmp_path: Path, destination: Destination
+) -> None:
+    def picky(signal: str, data: bytes, context: grpc.ServicerContext) -> bytes:
+        if "bad" in names_in(signal, data):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "never")
+        return b""
+
+    destination.answer = picky
+    destination.up()
+    registry = MetricsRegistry()
+    async with Dataflow(
+        load(pipeline(tmp_path, endpoint=destination.endpoint)), metrics=registry, drain_s=30
+    ) as flow:
+        await send(flow, "a", "b", "bad", "c", "bad")
+    counters = as_json(registry)["counters"]
+    assert [each["value"] for each in counters["dataflow.exporter.items_total"]] == [3]
+    assert [each["value"] for each in counters["dataflow.exporter.rejected_total"]] == [2]
 
 
 async def test_a_store_that_failed_ends_the_flow_with_its_reason(

@@ -29,7 +29,7 @@ import grpc.aio
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._parcels import Bytes, Parcel, Refused
 from forebay.dataflow._settings import OtlpExporterSettings
-from forebay.dataflow._signals import SIGNALS, Signal
+from forebay.dataflow._signals import SIGNALS, Signal, count_items
 from forebay.errors import OutcomeUnknown, Unavailable
 
 __all__ = ["GrpcExporter", "join"]
@@ -101,7 +101,7 @@ class GrpcExporter(ABC):
         lasting = [each for each in problems if isinstance(each, Refused)]
         if len(lasting) == len(problems):
             if lasting:
-                raise lasting[0]
+                raise _all_of(lasting)
             return
         if parcel.key:
             # What is refused for good need not be sent again either; the last attempt reports it.
@@ -118,17 +118,19 @@ class GrpcExporter(ABC):
             await self.send(signal, b"".join(requests))
             return
         except Refused as error:
-            problem: Refused | None = error
-        if len(requests) > 1:
-            problem = None
+            problems = [error]
+        if len(requests) == 1:
+            problems[0].items = count_items(signal, bytes(requests[0]))
+        else:
+            problems = []
             half = len(requests) // 2
             for part in (requests[:half], requests[half:]):
                 try:
                     await self._send_chunk(signal, part)
                 except Refused as error:
-                    problem = error
-        if problem is not None:
-            raise problem
+                    problems.append(error)
+        if problems:
+            raise _all_of(problems)
 
     def failure(
         self, signal: Signal, code: grpc.StatusCode, details: str
@@ -141,6 +143,12 @@ class GrpcExporter(ABC):
         if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
             return OutcomeUnknown(f"export of {signal.name}", reason=text, hint="it is tried again")
         return Unavailable(text, hint="see to the destination; it is tried again")
+
+
+def _all_of(problems: Sequence[Refused]) -> Refused:
+    """The first of them, for all that they refused."""
+    problems[0].items = sum(each.items for each in problems)
+    return problems[0]
 
 
 def join(requests: Sequence[Bytes], size_max: int) -> list[list[Bytes]]:

@@ -64,6 +64,11 @@ class Sink(Protocol):
 class Refused(ForebayError):
     """The destination will never take a part of it; it has the rest."""
 
+    def __init__(self, message: str, *, hint: str = "", items: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.items = items
+        """Spans, log records or metrics in that part."""
+
 
 def record_batch(parcels: Sequence[Parcel]) -> pa.RecordBatch:
     """Parcels as rows. A single request is not copied, several are copied once."""

@@ -72,7 +72,8 @@ class ParquetExporter:
         except OSError as error:
             raise _unavailable(target, error) from error
         except (FormatError, pa.ArrowInvalid) as error:
-            raise Refused(f"{target}: {error}", hint="it cannot be written as Parquet") from error
+            hint = "it cannot be written as Parquet"
+            raise Refused(f"{target}: {error}", hint=hint, items=parcel.items) from error
 
     async def stop(self) -> None:
         """Wait for the file that is being written."""

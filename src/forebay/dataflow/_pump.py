@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from forebay.dataflow._metrics import DataflowMetrics
-from forebay.dataflow._parcels import Parcel, Refused, Sink, parcel_of
+from forebay.dataflow._parcels import Refused, Sink, parcel_of
 from forebay.errors import Closed
 from forebay.kit.clock import Clock
 from forebay.kit.retry import RetryPolicy
@@ -104,7 +104,8 @@ class Pump:
         except Refused as error:
             _log.error("dataflow.exporter.refused: %s: %s", self.subscriber, error)
             await delivery.reject()
-            self._done(parcel)
+            self._metrics.rejected.labels(self.subscriber, parcel.signal).inc(error.items)
+            self._done(parcel.signal, parcel.items - error.items)
         except Exception as error:
             # Not only what we know of: whatever goes wrong at a destination, the data is not there yet.
             _log.warning("dataflow.exporter.failed: %s: %s", self.subscriber, error)
@@ -112,10 +113,10 @@ class Pump:
             self._failed()
         else:
             await delivery.ack()
-            self._done(parcel)
+            self._done(parcel.signal, parcel.items)
 
-    def _done(self, parcel: Parcel) -> None:
-        self._metrics.exported.labels(self.subscriber, parcel.signal).inc(parcel.items)
+    def _done(self, signal: str, items: int) -> None:
+        self._metrics.exported.labels(self.subscriber, signal).inc(items)
         self.failures = 0
         self._not_before = 0.0
         self.changed.set()
