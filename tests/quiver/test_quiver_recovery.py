@@ -223,6 +223,32 @@ def test_loss_of_all_acknowledgements_means_redelivery_and_never_a_skip() -> Non
     simulate(scenario)
 
 
+def test_damage_at_the_end_of_an_older_file_of_acknowledgements_is_no_torn_tail() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        quiver = await store(world, disk, SLOW).open()
+        await quiver.register("a")
+        first = next(name for name in disk.files("ack/") if name.endswith(".log"))
+        size = len(disk.files("ack/")[first])
+        for number in range(2):
+            await quiver.ingest(batch(number))
+            await quiver.flush()
+        await quiver.register("b")
+        assert await drain(quiver, "b") == [0, 1]
+        delivery = await quiver.next("a")
+        assert delivery is not None
+        await delivery.ack()
+        left = disk.after_crash(power_loss=False)
+        # The registration of "a" is the last record of its file, and the log goes on in another.
+        assert len(left.files("ack/")[first]) == size
+        left.flip(first, size - 1)
+        async with store(world, left, SLOW) as quiver:
+            assert (quiver.report.damaged_ranges, quiver.report.torn_bytes) == (1, 0)
+            assert quiver.report.redelivery_possible
+            assert await drain(quiver, "a") == [1]
+
+    simulate(scenario)
+
+
 def test_unreadable_directory_is_an_error_and_not_an_empty_store() -> None:
     async def scenario(world: World, disk: SimDisk) -> None:
         async with store(world, disk) as quiver:

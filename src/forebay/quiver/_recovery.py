@@ -97,6 +97,8 @@ class _Recovery:
         self.read_only = read_only
         self.found = Recovered()
         self.report = self.found.report
+        self._tail: tuple[str, memoryview] | None = None
+        """What lies behind the last good frame of all that were read of a log, and a name for it."""
 
     # The acknowledgement log.
 
@@ -125,7 +127,7 @@ class _Recovery:
         found.state.settle_implied(keep=self.report.redelivery_possible)
 
     def _replay_acks(self, names: list[tuple[str, int]], since: int) -> None:
-        found, begins = self.found, 0
+        found, begins, last = self.found, 0, 0
         for name, size in names:
             generation = generation_of(name, "log")
             if generation is None:
@@ -136,7 +138,14 @@ class _Recovery:
             file = LogFile(generation, size)
             found.ack_files.append(file)
             found.next_ack_generation = max(found.next_ack_generation, generation + 1)
-            for frame in self._frames("ack", file, "log", ACK_MAGIC):
+            tail = self._tail
+            frames = self._frames("ack", file, "log", ACK_MAGIC)
+            if frames and tail is not None and file.first_sequence > last + 1:
+                # The next record would have had the number of one that a crash tore: this one was durable.
+                self.report.torn_bytes -= len(tail[1])
+                self._damaged(*tail)
+            last = file.last_sequence if frames else max(last, file.first_sequence - 1)
+            for frame in frames:
                 found.next_ack_sequence = max(found.next_ack_sequence, frame.sequence + 1)
                 record = self._record(frame, generation)
                 if generation >= since and record is not None:
@@ -272,14 +281,19 @@ class _Recovery:
         except FormatError:
             # The name tells the generation as well, so a damaged header costs no frame.
             header = None
-        frames = []
+        frames: list[Frame] = []
+        tail = None
         for each in scan(data, header or FileHeader(magic, file.generation, 0)):
             if isinstance(each, Frame):
                 frames.append(each)
             elif each.is_tail:
                 self.report.torn_bytes += each.length
+                name = f"{directory}-{file.generation:016d}-{each.offset}"
+                tail = (name, data[each.offset : each.offset + each.length])
             else:
                 self._damaged_range(directory, file.generation, data, each)
+        if frames or tail is not None:
+            self._tail = tail
         if header is None and frames:
             self._damaged(f"{directory}-{file.generation:016d}-0", data[:FILE_HEADER_BYTES])
         if frames:
