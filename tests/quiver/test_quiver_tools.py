@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import duckdb
@@ -209,6 +210,38 @@ async def test_repair_puts_a_segment_aside_of_which_nothing_is_left(tmp_path: Pa
     async with Quiver(tmp_path / "q", BIG) as quiver:
         assert await drain(quiver, "a", timeout_s=0.1) == [1]
         assert quiver.stats().subscribers[0].dropped == {"lost": 1}
+
+
+async def test_one_repair_is_enough_for_damaged_acknowledgements(tmp_path: Path) -> None:
+    async with Quiver(tmp_path / "q", BIG) as quiver:
+        await quiver.register("a")
+        for number in range(3):
+            await quiver.ingest(batch(number))
+            await quiver.flush()
+        await drain(quiver, "a", timeout_s=0.1)
+        shutil.copytree(tmp_path / "q", tmp_path / "killed")
+    log = max((tmp_path / "killed" / "ack").glob("*.log"))
+    flip(log, 60)
+    assert DirectoryView.read(tmp_path / "killed").verify() == ["1 damaged ranges in the logs"]
+    assert (await repair(tmp_path / "killed")).report.damaged_ranges == 1
+    assert DirectoryView.read(tmp_path / "killed").verify() == []
+
+
+@pytest.mark.parametrize("place", [300, -3])
+async def test_damaged_dead_letters_are_found_and_put_aside(tmp_path: Path, place: int) -> None:
+    await fill(tmp_path / "q", 2, rows=100)
+    async with Quiver(tmp_path / "q", BIG) as quiver:
+        delivery = await quiver.next("a")
+        assert delivery is not None
+        await delivery.reject()
+    [letter] = (tmp_path / "q" / "dead").iterdir()
+    assert DirectoryView.read(tmp_path / "q").verify() == []
+    flip(letter, place)
+    [problem] = DirectoryView.read(tmp_path / "q").verify()
+    assert problem.startswith(f"dead letter {letter.name}: ")
+    await repair(tmp_path / "q")
+    assert DirectoryView.read(tmp_path / "q").verify() == []
+    assert (tmp_path / "q" / "quarantine" / f"dead-{letter.name}").is_file()
 
 
 async def test_repair_removes_a_subscriber_that_nobody_serves(tmp_path: Path) -> None:

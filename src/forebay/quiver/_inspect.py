@@ -153,16 +153,18 @@ class DirectoryView:
             if count:
                 problems.append(f"{count} {what}")
         disk = LocalDisk(self._path)
-        for number in sorted(self.found.segments):
+        files = [(f"segment {number}", segment_name(number)) for number in sorted(self.found.segments)]
+        files += [(f"dead letter {name}", f"dead/{name}") for name, _ in disk.list("dead")]
+        for what, name in files:
             try:
-                view = SegmentView(disk.read(segment_name(number)))
+                view = SegmentView(disk.read(name))
             except FileNotFoundError:
                 continue  # Everybody has had it since.
             except (FormatError, OSError) as error:
-                problems.append(f"segment {number}: {error}")
+                problems.append(f"{what}: {error}")
                 continue
             if view.bad_parts:
-                problems.append(f"segment {number}: parts {view.bad_parts} are damaged")
+                problems.append(f"{what}: parts {view.bad_parts} are damaged")
         return problems
 
     def select(self, selection: Selection | None = None, *, newest_first: bool = False) -> list[int]:

@@ -21,10 +21,12 @@ import msgspec
 
 from forebay.errors import FormatError, NotFound
 from forebay.formats import quiver_segment
+from forebay.formats.quiver_ack import Floor
 from forebay.formats.quiver_segment import SegmentMeta, Source
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._disk import Disk, Piece
 from forebay.quiver._errors import UnknownSubscriber
+from forebay.quiver._inspect import DirectoryView
 from forebay.quiver._local_disk import LocalDisk
 from forebay.quiver._quiver import Quiver
 from forebay.quiver._reading import SegmentView
@@ -36,6 +38,9 @@ __all__ = ["UNBOUNDED", "Repaired", "repair", "whole_pieces"]
 
 UNBOUNDED: Final = QuiverConfig(size_cap_bytes=1 << 60, wal_spare_files=0, dead_letter_bytes_max=1 << 50)
 """For tools: the settings of the store are not known there, and nothing may be dropped for want of space."""
+
+OPENINGS_MAX: Final = 4
+"""Openings after which a repair ends, whatever is still to be seen of the damage."""
 
 
 @dataclass(slots=True)
@@ -69,12 +74,18 @@ async def repair(path: str | os.PathLike[str], *, unregister: Sequence[str] = ()
     try:
         for name, _ in disk.list("segments"):
             _repair_segment(disk, f"segments/{name}", done)
+        for name, _ in disk.list("dead"):
+            _repair_dead_letter(disk, name)
     finally:
         disk.unlock()
-    if done.put_aside:
-        # The next opening tells the subscribers that these are lost.
-        async with Quiver(root, UNBOUNDED):
-            pass
+    for _ in range(OPENINGS_MAX):
+        if DirectoryView.read(root).found.report.is_clean:
+            break
+        # An opening tells the subscribers what is lost. Damaged files of ack.log stay until the older of two
+        # checkpoints needs them no more. It needs the file of the newest record, so there has to be one.
+        async with Quiver(root, UNBOUNDED) as quiver:
+            state = quiver._acks.state
+            await quiver._acks.commit([Floor(state.next_segment, state.next_entry)])
     return done
 
 
@@ -104,6 +115,18 @@ def _repair_segment(disk: Disk, name: str, done: Repaired) -> None:
     disk.rename(temporary, name)
     disk.sync_directory("segments")
     done.rewritten.append(number)
+
+
+def _repair_dead_letter(disk: Disk, name: str) -> None:
+    """Nobody is waiting for it, so it is not rewritten: a person who wants its rows finds all there is."""
+    try:
+        is_whole = not SegmentView(disk.read(f"dead/{name}")).bad_parts
+    except FormatError:
+        is_whole = False
+    if not is_whole:
+        disk.rename(f"dead/{name}", f"quarantine/dead-{name}")
+        disk.sync_directory("quarantine")
+        disk.sync_directory("dead")
 
 
 def whole_pieces(view: SegmentView) -> tuple[SegmentMeta, list[Piece]]:
