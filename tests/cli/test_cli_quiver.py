@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.quiver.harness import batch, drain
 
@@ -74,6 +75,17 @@ def test_tail_prints_the_last_rows(forebay: Callable[..., Any], directory: Path)
     documents = forebay("quiver", "tail", directory, "--lines", 12).documents
     assert len(documents) == 12
     assert [each["number"] for each in documents] == [1, 1, *[2] * 10]
+
+
+def test_tail_prints_bytes_so_that_a_program_can_read_them(
+    forebay: Callable[..., Any], tmp_path: Path
+) -> None:
+    async def fill() -> None:
+        async with Quiver(tmp_path / "bytes") as quiver:
+            await quiver.ingest(pa.record_batch({"request": [b"\x00\xff"]}))
+
+    asyncio.run(fill())
+    assert forebay("quiver", "tail", tmp_path / "bytes").documents == [{"request": "AP8="}]
 
 
 def test_directory_that_is_no_store_is_refused_with_a_hint(

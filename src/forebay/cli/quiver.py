@@ -7,6 +7,7 @@ what that process writes or deletes in the meantime may then be missing from the
 
 from __future__ import annotations
 
+import base64
 import enum
 import json
 import sys
@@ -118,7 +119,7 @@ def tail(
     ingested_to: Annotated[int | None, typer.Option(metavar="MS", help="Last ingestion time.")] = None,
     signal: Annotated[str | None, typer.Option(metavar="NAME", help="One signal type only.")] = None,
 ) -> None:
-    """Print the last rows of the finished segments, a JSON document per line."""
+    """Print the last rows of the finished segments, a JSON document per line; bytes are base64."""
     from forebay.quiver import Selection
 
     selection = Selection(
@@ -127,7 +128,12 @@ def tail(
         signal=signal,
     )
     for row in _view(directory).last_rows(lines, selection):
-        sys.stdout.write(json.dumps(row, default=str) + "\n")
+        sys.stdout.write(json.dumps(row, default=_as_text) + "\n")
+
+
+def _as_text(value: object) -> str:
+    """What JSON has no form for."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 @app.command("repair")
