@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -59,6 +60,10 @@ class SimDisk:
         self.delays: dict[str, float] = {}
         """Seconds that work in a lane takes longer."""
         self.tasks: set[asyncio.Task[None]] = set()
+        self.under_way: Counter[str] = Counter()
+        self.lane_counts: Counter[str] = Counter()
+        """Jobs that each lane was given."""
+        self.run_here_count = 0
 
     # What the tests do to it.
 
@@ -226,17 +231,18 @@ class SimDisk:
         self.locked = False
 
     async def run(self, lane: Lane, work: Callable[[], T]) -> T:
-        lock = self.lanes.setdefault(lane, asyncio.Lock())
-        async with lock:
-            await (asyncio.sleep(0) if self.clock is None else self.clock.sleep(self._seconds(lane)))
-            if not self.crashed:
-                try:
-                    return work()
-                except SimCrash:
-                    pass
-            # Nobody lives on after a crash: whoever waits, waits until the test ends it.
-            await asyncio.get_running_loop().create_future()
-            raise AssertionError
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def answer(result: T | None, problem: BaseException | None) -> None:
+            if future.done():
+                return
+            if problem is None:
+                future.set_result(result)  # type: ignore[arg-type]
+            else:
+                future.set_exception(problem)
+
+        self.submit(lane, work, answer)
+        return await future
 
     def _seconds(self, lane: Lane) -> float:
         return self.rng.random() / 1000 + self.delays.get(lane, 0.0)
@@ -245,16 +251,38 @@ class SimDisk:
         self, lane: Lane, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
     ) -> None:
         async def wait() -> None:
-            result, problem = None, None
-            try:
-                result = await self.run(lane, work)
-            except Exception as error:
-                problem = error
-            done(result, problem)
+            async with self.lanes.setdefault(lane, asyncio.Lock()):
+                await (asyncio.sleep(0) if self.clock is None else self.clock.sleep(self._seconds(lane)))
+                self.under_way[lane] -= 1
+                self._work(work, done)
 
+        self.under_way[lane] += 1
+        self.lane_counts[lane] += 1
         task = asyncio.ensure_future(wait())
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+    def run_here(
+        self, lane: Lane, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
+    ) -> None:
+        if self.under_way[lane]:
+            self.submit(lane, work, done)
+        else:
+            self.run_here_count += 1
+            self._work(work, done)
+
+    def _work(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        """Nobody lives on after a crash: whoever waits, waits until the test ends it."""
+        result, problem = None, None
+        try:
+            if self.crashed:
+                return
+            result = work()
+        except SimCrash:
+            return
+        except Exception as error:
+            problem = error
+        done(result, problem)
 
     async def close(self) -> None:
         return

@@ -303,8 +303,13 @@ class Life:
             self.registered.add(name)
         readers = [asyncio.create_task(self.read(quiver, name)) for name in ("a", "b")]
         try:
-            for _ in range(rounds):
-                await asyncio.gather(*(self.produce(quiver) for _ in range(3)))
+            for number in range(rounds):
+                if number % 2 == 0:
+                    await asyncio.gather(*(self.produce(quiver) for _ in range(3)))
+                else:
+                    # One after the other: the later ones are written in the loop's own thread.
+                    for _ in range(3):
+                        await self.produce(quiver)
             await quiver.flush()
         finally:
             results = await asyncio.gather(*readers, return_exceptions=True)
@@ -386,6 +391,7 @@ def crash_once(
             if not stopped.is_set():
                 crash.cancel()
                 if fail_at is None:
+                    assert current.run_here_count >= 8, "both ways to the disk are crashed on"
                     return current.operations
             actor.crash()
             await done

@@ -4,7 +4,8 @@ Quiver is the one engine that lives on local files, so it has a seam of its own 
 an object store. Operations are plain functions, because a write path is a short row of them; what may block
 is put together into one function and handed to `Disk.run`, which has a thread for each *lane* (`wal`, `ack`,
 `segments`, `reads`, and `files` for WAL files that come and go), so that a slow segment never delays an
-acknowledgement. Work of one lane runs in order.
+acknowledgement. Work of one lane runs in order. Short work may be done by the caller himself (`run_here`),
+where nothing of its lane is under way.
 A simulated disk runs the same functions in place, at a moment of its own choosing, and may lose what was not
 synced, tear it, fill up, or stop at any operation.
 
@@ -99,6 +100,16 @@ class Disk(Protocol):
         self, lane: Lane, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
     ) -> None:
         """As `run`, but `done` is called in the loop with the result or the error, and no task waits."""
+        ...
+
+    def run_here(
+        self, lane: Lane, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
+    ) -> None:
+        """As `submit`, but in the caller's own thread, and `done` is called before this returns.
+
+        As `submit` where something of the lane is under way: its order holds. What is no `Exception` (an
+        interrupt of the main thread) is told to `done` and then raised as well.
+        """
         ...
 
     async def run(self, lane: Lane, work: Callable[[], T]) -> T:

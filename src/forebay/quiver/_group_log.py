@@ -4,6 +4,16 @@
 runs, the next group collects, so groups follow the load without a timer; `flush_interval_ms` can only make a
 group wait longer. All state belongs to the event loop; the lane writes and syncs. `_log_files` has the files.
 
+**Here.** For whoever is alone the way to the lane's thread and back costs as much as half his sync. His frame
+is written and synced in the event loop's own thread where all of this holds, and by the lane otherwise: he
+waits for this very frame; whoever came before him was alone; nothing of the lane is under way, so that frames
+keep their order; the active file has room; the frame has at most `HERE_BYTES_MAX` bytes; syncs took at most
+`QUICK_SYNC_S` of late, on a moving average, so that a slow one sends everybody to the lane until quick ones
+have made up for it; and nobody else was written here in this turn of the loop. Who comes second in a turn is
+a crowd and collects a group: one sync here never becomes a row of syncs that others should have shared. The
+outcome takes the same way as one of the lane's, only that it is known when `append` returns; a caller of
+`append` that asks for it must then let the loop go on once by itself.
+
 **Failures.** A write that fails (a full disk) is cut back to the last good end and the cut is synced: those
 callers get `NotDone`, later ones may succeed. A sync that fails, of data or of a directory, latches: the
 kernel may have thrown the pages away, and a second sync would report success for data that is gone. Callers
@@ -33,6 +43,12 @@ __all__ = ["GroupLog", "Item"]
 
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes at which a group of a Quiver log is closed, so that one write stays short."""
+HERE_BYTES_MAX: Final = 1024 * 1024
+"""Largest frame that is written in the event loop's thread. For larger ones the way to a lane is nothing."""
+QUICK_SYNC_S: Final = 0.001
+"""Seconds, on average, up to which a write and its sync may keep the event loop."""
+_PACE_WEIGHT: Final = 1 / 8
+"""What the last sync counts in that average. One of 100 ms is made up for by some twenty of 0.1 ms."""
 
 
 @dataclass(slots=True)
@@ -77,6 +93,10 @@ class GroupLog:
         self._is_working = False
         self._crowd = 0
         self._is_eager = settings.is_eager and not settings.flush_interval_ms
+        self._is_turn_taken = False
+        """Whether a frame was written here in this turn of the loop."""
+        self._pace_s = 2 * QUICK_SYNC_S
+        """A moving average of what syncs took. A disk that is not known yet counts as a slow one."""
         self._began = 0.0
         self._synced_at = clock.monotonic() - self._interval_s
         self._pacing: asyncio.Task[None] | None = None
@@ -126,8 +146,22 @@ class GroupLog:
         self.next_sequence = self._unsettled = next_sequence
         self._is_open = True
 
-    def append(self, type_: int, time_ns: int, body: Sequence[Piece], size: int, payload: Any = None) -> Item:
-        """Queue a frame whose body has `size` bytes. `item.done` ends once it is durable, or fails."""
+    def append(
+        self,
+        type_: int,
+        time_ns: int,
+        body: Sequence[Piece],
+        size: int,
+        payload: Any = None,
+        answer: Any = None,
+        *,
+        is_waited_for: bool = False,
+    ) -> Item:
+        """Queue a frame whose body has `size` bytes. `item.done` ends once it is durable, or fails.
+
+        `is_waited_for` says that the caller does nothing else until then, so that the frame may be written
+        here: `item.done` may be over when this returns.
+        """
         if self.failure is not None:
             raise self.failure
         if not self._is_open:
@@ -135,7 +169,7 @@ class GroupLog:
         check_body(size)
         size += FRAME_OVERHEAD_BYTES
         done = asyncio.get_running_loop().create_future()
-        item = Item(self.next_sequence, type_, time_ns, body, size, payload, done)
+        item = Item(self.next_sequence, type_, time_ns, body, size, payload, done, answer)
         self.next_sequence += 1
         self._pending.append(item)
         self.pending_bytes += size
@@ -146,10 +180,11 @@ class GroupLog:
         if not self._is_working:
             self._is_working = True
             self._idle.clear()
-            if self._crowd == 1 and self._is_eager:
+            if self._crowd == 1 and self._is_eager and not self._is_turn_taken:
                 # Whoever came last was alone: there is nobody to wait for, and a turn of the loop costs him
                 # a tenth of his sync.
-                self._hand_over()
+                is_quick = size <= HERE_BYTES_MAX and self._pace_s <= QUICK_SYNC_S
+                self._hand_over(is_here=is_waited_for and is_quick)
             else:
                 self._go_on()
         return item
@@ -195,14 +230,14 @@ class GroupLog:
                     each.cancel()
         self._hand_over()
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, *, is_here: bool = False) -> None:
         group = self._take_group()
         if not group:  # the log has failed in the meantime
             self._rest()
             return
         self._began = self._clock.monotonic()
         if self._files.has_room(sum(item.size for item in group)):
-            self._write(group)
+            self._write(group, is_here=is_here)
         else:
             self._files.begin(group[0].sequence, partial(self._begun, group))
 
@@ -227,7 +262,7 @@ class GroupLog:
         else:
             self._settle(group, self.failure or problem)
 
-    def _write(self, group: list[Item]) -> None:
+    def _write(self, group: list[Item], *, is_here: bool = False) -> None:
         file, active = self._files.handle, self._files.active
         assert file is not None
         assert active is not None
@@ -238,11 +273,18 @@ class GroupLog:
             pieces.append(before)
             pieces += item.body
             pieces.append(behind)
-        self._disk.submit(
+        if is_here:
+            self._is_turn_taken = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        run = self._disk.run_here if is_here else self._disk.submit
+        run(
             self._lane,
             partial(_write_and_sync, file, active.size, pieces),
             partial(self._written, group),
         )
+
+    def _end_turn(self) -> None:
+        self._is_turn_taken = False
 
     def _written(self, group: list[Item], result: object, problem: BaseException | None) -> None:
         active = self._files.active
@@ -259,7 +301,11 @@ class GroupLog:
         self._synced_at = now
         self._unsettled = group[-1].sequence + 1
         self._crowd = len(group) + len(self._pending)
-        self.pending_bytes -= sum(item.size for item in group)
+        size = sum(item.size for item in group)
+        self.pending_bytes -= size
+        if size <= HERE_BYTES_MAX:
+            # Larger ones take longer on any disk, and are not written here anyway.
+            self._pace_s += (now - self._began - self._pace_s) * _PACE_WEIGHT
         self.oldest_pending_at = now if self._pending else None
         self._room.set()
         if problem is None:

@@ -125,7 +125,21 @@ class LocalDisk:
         thread = self._lanes.get(lane)
         if thread is None:
             thread = self._lanes[lane] = _Thread(lane)
+        thread.under_way += 1
         thread.jobs.put((work, done, asyncio.get_running_loop()))
+
+    def run_here(
+        self, lane: Lane, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
+    ) -> None:
+        """Between the jobs of the lane, which is as if its thread had done it."""
+        thread = self._lanes.get(lane)
+        if thread is not None and thread.under_way:
+            self.submit(lane, work, done)
+            return
+        result, problem = _outcome(work)
+        done(result, problem)
+        if problem is not None and not isinstance(problem, Exception):
+            raise problem
 
     async def run(self, lane: Lane, work: Callable[[], T]) -> T:
         """In the thread of the lane."""
@@ -151,20 +165,29 @@ class _Thread(threading.Thread):
     def __init__(self, lane: str) -> None:
         super().__init__(name=f"quiver-{lane}", daemon=True)
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.under_way = 0
+        """Jobs whose outcome was not told yet. Belongs to the event loop."""
         self.start()
 
     def run(self) -> None:
         """Until None comes."""
         while (job := self.jobs.get()) is not None:
             work, done, loop = job
-            result, problem = None, None
-            try:
-                result = work()
-            except BaseException as error:
-                problem = error
+            result, problem = _outcome(work)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(done, result, problem)
+                loop.call_soon_threadsafe(self._tell, done, result, problem)
             del work, done, result, problem, job
+
+    def _tell(self, done: Callable[[Any, Any], None], result: Any, problem: BaseException | None) -> None:
+        self.under_way -= 1
+        done(result, problem)
+
+
+def _outcome(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    try:
+        return work(), None
+    except BaseException as error:
+        return None, error
 
 
 def _answer(future: asyncio.Future[Any], result: Any, problem: BaseException | None) -> None:

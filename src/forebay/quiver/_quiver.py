@@ -308,7 +308,11 @@ class Quiver:
         all certainly not done. `OutcomeUnknown` only where the sync of this very batch failed.
         """
         try:
-            return await (await self._queue(batch, signal, context))
+            done = await self._queue(batch, signal, context, is_waited_for=True)
+            if done.done():
+                # It was written here. A producer that never waits would keep the loop to itself.
+                await asyncio.sleep(0)
+            return await done
         except ForebayError as error:
             failure = "backpressure" if isinstance(error, Backpressure) else "error"
             self._metrics.failures.labels(failure).inc()
@@ -330,7 +334,12 @@ class Quiver:
         return future
 
     async def _queue(
-        self, batch: pa.RecordBatch, signal: str, given: Mapping[str, str] | None
+        self,
+        batch: pa.RecordBatch,
+        signal: str,
+        given: Mapping[str, str] | None,
+        *,
+        is_waited_for: bool = False,
     ) -> asyncio.Future[Receipt]:
         self._check_open()
         check_batch(batch)
@@ -354,9 +363,15 @@ class Quiver:
         number = wal.next_sequence
         held = Batch(number, now_ms, self._held(batch, size, pieces), context, size)
         self._kept_loop_bytes += length
-        item = wal.append(ENTRY_TYPE, now_ms * 1_000_000, pieces, length, (signal, form.fingerprint, held))
-        item.answer = Receipt(number, now_ms)
-        return item.done
+        return wal.append(
+            ENTRY_TYPE,
+            now_ms * 1_000_000,
+            pieces,
+            length,
+            (signal, form.fingerprint, held),
+            Receipt(number, now_ms),
+            is_waited_for=is_waited_for,
+        ).done
 
     async def flush(self) -> None:
         """Finalize everything ingested so far; return once it is in segments. Raises what prevents it."""
