@@ -11,8 +11,13 @@ keep their order; the active file has room; the frame has at most `HERE_BYTES_MA
 `QUICK_SYNC_S` of late, on a moving average, so that a slow one sends everybody to the lane until quick ones
 have made up for it; and nobody else was written here in this turn of the loop. Who comes second in a turn is
 a crowd and collects a group: one sync here never becomes a row of syncs that others should have shared. The
-outcome takes the same way as one of the lane's, only that it is known when `append` returns; a caller of
-`append` that asks for it must then let the loop go on once by itself.
+outcome takes the same way as one of the lane's, only that it is known when `append` returns; `outcome` then
+lets the loop go on once, for a producer whose frames are never waited for would keep it to himself.
+
+**Two groups in turn.** Where a whole crowd waits for one sync, the loop is idle while it runs, and the disk
+is while the crowd comes back. Where a sync takes no longer than half the crowd takes to come, the first half
+is handed over as soon as it is there; from then on one half is synced while the other comes. Where syncs take
+longer, halves would only mean more of them.
 
 **Failures.** A write that fails (a full disk) is cut back to the last good end and the cut is synced: those
 callers get `NotDone`, later ones may succeed. A sync that fails, of data or of a directory, latches: the
@@ -47,6 +52,8 @@ HERE_BYTES_MAX: Final = 1024 * 1024
 """Largest frame that is written in the event loop's thread. For larger ones the way to a lane is nothing."""
 QUICK_SYNC_S: Final = 0.001
 """Seconds, on average, up to which a write and its sync may keep the event loop."""
+SPLIT_CROWD_MIN: Final = 8
+"""Producers from which on it is worth looking whether two groups in turn are quicker than one."""
 _PACE_WEIGHT: Final = 1 / 8
 """What the last sync counts in that average. One of 100 ms is made up for by some twenty of 0.1 ms."""
 
@@ -97,6 +104,15 @@ class GroupLog:
         """Whether a frame was written here in this turn of the loop."""
         self._pace_s = 2 * QUICK_SYNC_S
         """A moving average of what syncs took. A disk that is not known yet counts as a slow one."""
+        self._half = 0
+        """Half of the producers there are; 0 where they are too few to be split."""
+        self._sync_s = 0.0
+        """What the last group took."""
+        self._half_s = 0.0
+        """What half the crowd took to come, the last time."""
+        self._first_at = 0.0
+        """When the first of those who wait came."""
+        self._planned: asyncio.Handle | None = None
         self._began = 0.0
         self._synced_at = clock.monotonic() - self._interval_s
         self._pacing: asyncio.Task[None] | None = None
@@ -177,6 +193,9 @@ class GroupLog:
             self.oldest_pending_at = self._clock.monotonic()
         if self.pending_bytes >= GROUP_BYTES_MAX:
             self._urgent.set()
+        waiting = len(self._pending)
+        if waiting == 1 and self._half:
+            self._first_at = self._clock.monotonic()
         if not self._is_working:
             self._is_working = True
             self._idle.clear()
@@ -187,7 +206,19 @@ class GroupLog:
                 self._hand_over(is_here=is_waited_for and is_quick)
             else:
                 self._go_on()
+        elif waiting == self._half:
+            self._half_is_there()
         return item
+
+    async def outcome(self, item: Item) -> Any:
+        """Wait for a frame that was appended with `is_waited_for`, and give its answer."""
+        if item.done.done():
+            try:
+                # Whoever is ready comes now, in the same turn: see the module.
+                await asyncio.sleep(0)
+            finally:
+                self._is_turn_taken = False
+        return await item.done
 
     async def has_room(self, bytes_max: int) -> None:
         """Wait until fewer than `bytes_max` bytes wait, or the log has failed."""
@@ -216,7 +247,19 @@ class GroupLog:
         if self._interval_s:
             self._pacing = asyncio.ensure_future(self._pause())
         else:
-            asyncio.get_running_loop().call_soon(self._hand_over)
+            self._planned = asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _half_is_there(self) -> None:
+        self._half_s = self._clock.monotonic() - self._first_at
+        if self._planned is not None and self._is_split:
+            self._planned.cancel()
+            self._hand_over()
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether half a crowd takes longer to come than to be synced, which takes some two thirds of what it
+        takes for all of them."""
+        return self._sync_s < 1.5 * self._half_s
 
     async def _pause(self) -> None:
         seconds = self._synced_at + self._interval_s - self._clock.monotonic()
@@ -231,6 +274,7 @@ class GroupLog:
         self._hand_over()
 
     def _hand_over(self, *, is_here: bool = False) -> None:
+        self._planned = None
         group = self._take_group()
         if not group:  # the log has failed in the meantime
             self._rest()
@@ -273,9 +317,7 @@ class GroupLog:
             pieces.append(before)
             pieces += item.body
             pieces.append(behind)
-        if is_here:
-            self._is_turn_taken = True
-            asyncio.get_running_loop().call_soon(self._end_turn)
+        self._is_turn_taken = self._is_turn_taken or is_here
         run = self._disk.run_here if is_here else self._disk.submit
         run(
             self._lane,
@@ -283,30 +325,14 @@ class GroupLog:
             partial(self._written, group),
         )
 
-    def _end_turn(self) -> None:
-        self._is_turn_taken = False
-
     def _written(self, group: list[Item], result: object, problem: BaseException | None) -> None:
-        active = self._files.active
-        if problem is None and active is not None:
-            active.size += sum(item.size for item in group)
-            active.last_sequence = group[-1].sequence
-        elif active is not None:
-            active.allocated = active.size
-        self._files.count()
+        self._files.wrote(0 if problem else sum(item.size for item in group), group[-1].sequence)
         self._settle(group, problem)
 
     def _settle(self, group: list[Item], problem: BaseException | None) -> None:
-        now = self._clock.monotonic()
-        self._synced_at = now
+        self._measure(group)
         self._unsettled = group[-1].sequence + 1
-        self._crowd = len(group) + len(self._pending)
-        size = sum(item.size for item in group)
-        self.pending_bytes -= size
-        if size <= HERE_BYTES_MAX:
-            # Larger ones take longer on any disk, and are not written here anyway.
-            self._pace_s += (now - self._began - self._pace_s) * _PACE_WEIGHT
-        self.oldest_pending_at = now if self._pending else None
+        self.oldest_pending_at = self._synced_at if self._pending else None
         self._room.set()
         if problem is None:
             self._on_durable(group)
@@ -320,11 +346,25 @@ class GroupLog:
         else:
             _fail(group, OutcomeUnknown(f"a write to the {self._suffix} file", reason=str(problem)))
             self._latch(problem)
-        self._on_sync(len(group), now - self._began)
-        if self._pending:
-            self._go_on()
-        else:
+        self._on_sync(len(group), self._sync_s)
+        if not self._pending:
             self._rest()
+        elif 0 < self._half <= len(self._pending) and self._is_split:
+            self._hand_over()
+        else:
+            self._go_on()
+
+    def _measure(self, group: list[Item]) -> None:
+        """What a group that is over says of the crowd and of the disk."""
+        now = self._synced_at = self._clock.monotonic()
+        self._sync_s = now - self._began
+        self._crowd = len(group) + len(self._pending)
+        self._half = self._crowd // 2 if self._is_eager and self._crowd >= SPLIT_CROWD_MIN else 0
+        size = sum(item.size for item in group)
+        self.pending_bytes -= size
+        if size <= HERE_BYTES_MAX:
+            # Larger ones take longer on any disk, and are not written here anyway.
+            self._pace_s += (self._sync_s - self._pace_s) * _PACE_WEIGHT
 
     def _rest(self) -> None:
         self._is_working = False

@@ -143,6 +143,19 @@ class LogFiles:
         self.spare_bytes = sum(self._spares.values()) + ready + self._taken_bytes
         self.bytes = sum(file.bytes for file in self.files.values()) + self.spare_bytes
 
+    def wrote(self, more: int, last_sequence: int) -> None:
+        """Frames were added to the active file; none where `more` is 0, because the write was cut back."""
+        active = self.active
+        if active is None:
+            return
+        if more:
+            active.size += more
+            active.last_sequence = last_sequence
+        else:
+            active.allocated = active.size
+        if active.allocated <= active.size:  # otherwise they took no space that it did not have
+            self.count()
+
     # The next file.
 
     def has_room(self, more: int) -> bool:

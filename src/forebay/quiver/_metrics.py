@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from forebay.kit.metrics import MetricsRegistry
+from collections.abc import Mapping
 
-__all__ = ["QuiverMetrics"]
+from forebay.kit.metrics import SERIES_PER_METRIC_MAX, Counter, MetricsRegistry
+
+__all__ = ["GroupSeries", "QuiverMetrics"]
 
 
 class QuiverMetrics:
@@ -75,3 +77,30 @@ class QuiverMetrics:
         self.core_bytes = gauge("quiver.core.bytes", "Bytes of all files of a core", ("core_id",))
         self.cap_fraction = gauge("quiver.core.cap_fraction", "Share of the size cap in use")
         self.clock_jumps = counter("quiver.clock.jump_total", "Steps of the wall clock that paused expiry")
+
+
+class GroupSeries:
+    """What counts with every group of the WAL, looked up once."""
+
+    def __init__(self, metrics: QuiverMetrics) -> None:
+        self._batches = metrics.batches.labels()
+        self._fsync_seconds = metrics.fsync_seconds.labels()
+        self._group_size = metrics.group_size.labels()
+        self._rows_family = metrics.rows
+        self._rows: dict[str, Counter] = {}
+
+    def durable(self, batches: int, rows: Mapping[str, int]) -> None:
+        """So many batches are durable, with so many rows of each signal type."""
+        self._batches.inc(batches)
+        for signal, count in rows.items():
+            series = self._rows.get(signal)
+            if series is None:
+                if len(self._rows) >= SERIES_PER_METRIC_MAX:
+                    self._rows.clear()
+                series = self._rows[signal] = self._rows_family.labels(signal)
+            series.inc(count)
+
+    def synced(self, group: int, seconds: float) -> None:
+        """A group of so many batches was written and synced, or was not."""
+        self._fsync_seconds.observe(seconds)
+        self._group_size.observe(group)

@@ -44,7 +44,7 @@ from forebay.quiver._gauges import Gauges
 from forebay.quiver._group_log import GroupLog, Item
 from forebay.quiver._local_disk import LocalDisk
 from forebay.quiver._log_files import LogSettings
-from forebay.quiver._metrics import QuiverMetrics
+from forebay.quiver._metrics import GroupSeries, QuiverMetrics
 from forebay.quiver._orphans import Orphans
 from forebay.quiver._reading import SegmentView
 from forebay.quiver._recovery import DIRECTORIES, ENTRY_TYPE, Recovered, recover
@@ -97,6 +97,7 @@ class Quiver:
         self._clock = clock or SystemClock()
         self._random = randomness or random.SystemRandom()
         self._metrics = QuiverMetrics(metrics or MetricsRegistry())
+        self._group_series = GroupSeries(self._metrics)
         self._open_bytes_max = max(self._config.open_bytes_max, 2 * self._config.segment_bytes)
         self._forms = Forms()
         self._tasks: list[asyncio.Task[None]] = []
@@ -160,7 +161,7 @@ class Quiver:
             ),
             clock,
             on_durable=self._durable,
-            on_sync=self._synced,
+            on_sync=self._group_series.synced,
             may_fill=lambda size: not self._retention.is_over(size),
         )
         self._finalizer = Finalizer(
@@ -308,11 +309,9 @@ class Quiver:
         all certainly not done. `OutcomeUnknown` only where the sync of this very batch failed.
         """
         try:
-            done = await self._queue(batch, signal, context, is_waited_for=True)
-            if done.done():
-                # It was written here. A producer that never waits would keep the loop to itself.
-                await asyncio.sleep(0)
-            return await done
+            item = await self._queue(batch, signal, context, is_waited_for=True)
+            receipt: Receipt = await self._wal.outcome(item)
+            return receipt
         except ForebayError as error:
             failure = "backpressure" if isinstance(error, Backpressure) else "error"
             self._metrics.failures.labels(failure).inc()
@@ -326,12 +325,12 @@ class Quiver:
         Batches become durable in the order of the calls. Waits while `pending_bytes_max` is exceeded or the
         WAL is full, and raises what `ingest` raises before the batch is queued; the future has the rest.
         """
-        future = await self._queue(batch, signal, context)
+        item = await self._queue(batch, signal, context)
         if self._kept_loop_bytes >= YIELD_BYTES:
             # A producer that never waits would keep the loop, and with it the syncs, from going on.
             self._kept_loop_bytes = 0
             await asyncio.sleep(0)
-        return future
+        return item.done
 
     async def _queue(
         self,
@@ -340,7 +339,7 @@ class Quiver:
         given: Mapping[str, str] | None,
         *,
         is_waited_for: bool = False,
-    ) -> asyncio.Future[Receipt]:
+    ) -> Item:
         self._check_open()
         check_batch(batch)
         wal, config = self._wal, self._config
@@ -371,7 +370,7 @@ class Quiver:
             (signal, form.fingerprint, held),
             Receipt(number, now_ms),
             is_waited_for=is_waited_for,
-        ).done
+        )
 
     async def flush(self) -> None:
         """Finalize everything ingested so far; return once it is in segments. Raises what prevents it."""
@@ -424,13 +423,7 @@ class Quiver:
             signal, fingerprint, batch = item.payload
             add(signal, fingerprint, batch)
             rows[signal] = rows.get(signal, 0) + batch.batch.num_rows
-        self._metrics.batches.inc(len(group))
-        for signal, count in rows.items():
-            self._metrics.rows.labels(signal).inc(count)
-
-    def _synced(self, group: int, seconds: float) -> None:
-        self._metrics.fsync_seconds.observe(seconds)
-        self._metrics.group_size.observe(group)
+        self._group_series.durable(len(group), rows)
 
     # Segments.
 
