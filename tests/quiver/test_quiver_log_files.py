@@ -13,7 +13,7 @@ from tests.quiver.harness import SMALL, batch, drain, simulate, store
 from tests.quiver.sim_disk import SimDisk
 
 from forebay.formats.quiver_frame import WAL_MAGIC, Frame, decode_file_header, scan
-from forebay.quiver import QuiverFailed
+from forebay.quiver import QuiverConfig, QuiverFailed
 from forebay.quiver._disk import Lane
 from forebay.quiver._group_log import GroupLog
 from forebay.quiver._log_files import LogSettings
@@ -137,7 +137,7 @@ def test_file_that_is_ready_goes_when_space_is_short_and_counts_until_then() -> 
             assert quiver.stats().used_bytes == disk.used_bytes
             before = disk.used_bytes
             await quiver._wal.drop_spares()
-            assert disk.used_bytes == before - 2 * SMALL.wal_file_bytes
+            assert disk.used_bytes == before - SMALL.wal_spares_max * SMALL.wal_file_bytes
             assert quiver.stats().used_bytes == disk.used_bytes
 
     simulate(scenario)
@@ -204,3 +204,12 @@ def test_files_kept_for_reuse_are_never_more_than_allowed_the_one_that_is_ready_
             assert quiver.stats().wal_bytes == quiver._wal.spare_bytes
 
     simulate(scenario)
+
+
+def test_spares_last_for_two_segments_unless_they_are_told_not_to() -> None:
+    # One segment is written while the next one fills the WAL; files that are made meanwhile sync slowly.
+    config = QuiverConfig()
+    assert config.wal_spares_max * config.wal_file_bytes >= 2 * config.segment_bytes
+    assert dataclasses.replace(config, wal_spare_files=64).wal_spares_max * 2 * config.wal_file_bytes <= (
+        config.wal_bytes_max
+    )

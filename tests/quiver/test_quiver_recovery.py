@@ -15,7 +15,7 @@ from forebay.quiver import DirectoryInUse, Quiver
 from forebay.testing.actor import Actor
 from forebay.testing.world import World, seeds
 
-SLOW = dataclasses.replace(SMALL, segment_open_ms=1_000_000, wal_file_bytes=32_768)
+SLOW = dataclasses.replace(SMALL, segment_open_ms=1_000_000, wal_file_bytes=32_768, wal_spare_files=0)
 """Segments are cut by hand."""
 
 

@@ -53,9 +53,10 @@ class QuiverConfig:
     """Bytes of all WAL files; ingest waits for finalize above it. At least two files."""
     wal_file_bytes: int = 16 * 1024 * 1024
     """Bytes that a WAL file does not pass, unless for one large group."""
-    wal_spare_files: int = 2
+    wal_spare_files: int = 4
     """Finished WAL files kept to be written over, which makes syncs about twice as fast. 0 to 64, and never
-    more than a quarter of `wal_bytes_max`. At the first opening they are filled with zeros."""
+    more than half of `wal_bytes_max`. At the first opening they are filled with zeros. They should last for
+    two segments: one is written while the next one fills the WAL."""
     flush_interval_ms: int = 0
     """Longest pause between two syncs of the WAL. 0 syncs as soon as the previous sync ends, still for all
     who wait. It delays acknowledgements; it never lets one come early."""
@@ -95,7 +96,7 @@ class QuiverConfig:
     @property
     def wal_spares_max(self) -> int:
         """Spare WAL files that the bound of the WAL leaves room for."""
-        return min(self.wal_spare_files, self.wal_bytes_max // (4 * self.wal_file_bytes))
+        return min(self.wal_spare_files, self.wal_bytes_max // (2 * self.wal_file_bytes))
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -14,10 +14,8 @@ a crowd and collects a group: one sync here never becomes a row of syncs that ot
 outcome takes the same way as one of the lane's, only that it is known when `append` returns; `outcome` then
 lets the loop go on once, for a producer whose frames are never waited for would keep it to himself.
 
-**Two groups in turn.** Where a whole crowd waits for one sync, the loop is idle while it runs, and the disk
-is while the crowd comes back. Where a sync takes no longer than half the crowd takes to come, the first half
-is handed over as soon as it is there; from then on one half is synced while the other comes. Where syncs take
-longer, halves would only mean more of them.
+Rejected: to split a large crowd, so that one half is synced while the other comes. With 64 producers it was
+measured to be no quicker, and slower where syncs are fast.
 
 **Failures.** A write that fails (a full disk) is cut back to the last good end and the cut is synced: those
 callers get `NotDone`, later ones may succeed. A sync that fails, of data or of a directory, latches: the
@@ -52,8 +50,6 @@ HERE_BYTES_MAX: Final = 1024 * 1024
 """Largest frame that is written in the event loop's thread. For larger ones the way to a lane is nothing."""
 QUICK_SYNC_S: Final = 0.001
 """Seconds, on average, up to which a write and its sync may keep the event loop."""
-SPLIT_CROWD_MIN: Final = 8
-"""Producers from which on it is worth looking whether two groups in turn are quicker than one."""
 _PACE_WEIGHT: Final = 1 / 8
 """What the last sync counts in that average. One of 100 ms is made up for by some twenty of 0.1 ms."""
 
@@ -104,15 +100,6 @@ class GroupLog:
         """Whether a frame was written here in this turn of the loop."""
         self._pace_s = 2 * QUICK_SYNC_S
         """A moving average of what syncs took. A disk that is not known yet counts as a slow one."""
-        self._half = 0
-        """Half of the producers there are; 0 where they are too few to be split."""
-        self._sync_s = 0.0
-        """What the last group took."""
-        self._half_s = 0.0
-        """What half the crowd took to come, the last time."""
-        self._first_at = 0.0
-        """When the first of those who wait came."""
-        self._planned: asyncio.Handle | None = None
         self._began = 0.0
         self._synced_at = clock.monotonic() - self._interval_s
         self._pacing: asyncio.Task[None] | None = None
@@ -193,9 +180,6 @@ class GroupLog:
             self.oldest_pending_at = self._clock.monotonic()
         if self.pending_bytes >= GROUP_BYTES_MAX:
             self._urgent.set()
-        waiting = len(self._pending)
-        if waiting == 1 and self._half:
-            self._first_at = self._clock.monotonic()
         if not self._is_working:
             self._is_working = True
             self._idle.clear()
@@ -206,8 +190,6 @@ class GroupLog:
                 self._hand_over(is_here=is_waited_for and is_quick)
             else:
                 self._go_on()
-        elif waiting == self._half:
-            self._half_is_there()
         return item
 
     async def outcome(self, item: Item) -> Any:
@@ -247,19 +229,7 @@ class GroupLog:
         if self._interval_s:
             self._pacing = asyncio.ensure_future(self._pause())
         else:
-            self._planned = asyncio.get_running_loop().call_soon(self._hand_over)
-
-    def _half_is_there(self) -> None:
-        self._half_s = self._clock.monotonic() - self._first_at
-        if self._planned is not None and self._is_split:
-            self._planned.cancel()
-            self._hand_over()
-
-    @property
-    def _is_split(self) -> bool:
-        """Whether half a crowd takes longer to come than to be synced, which takes some two thirds of what it
-        takes for all of them."""
-        return self._sync_s < 1.5 * self._half_s
+            asyncio.get_running_loop().call_soon(self._hand_over)
 
     async def _pause(self) -> None:
         seconds = self._synced_at + self._interval_s - self._clock.monotonic()
@@ -274,7 +244,6 @@ class GroupLog:
         self._hand_over()
 
     def _hand_over(self, *, is_here: bool = False) -> None:
-        self._planned = None
         group = self._take_group()
         if not group:  # the log has failed in the meantime
             self._rest()
@@ -330,7 +299,7 @@ class GroupLog:
         self._settle(group, problem)
 
     def _settle(self, group: list[Item], problem: BaseException | None) -> None:
-        self._measure(group)
+        seconds = self._measure(group)
         self._unsettled = group[-1].sequence + 1
         self.oldest_pending_at = self._synced_at if self._pending else None
         self._room.set()
@@ -346,25 +315,23 @@ class GroupLog:
         else:
             _fail(group, OutcomeUnknown(f"a write to the {self._suffix} file", reason=str(problem)))
             self._latch(problem)
-        self._on_sync(len(group), self._sync_s)
-        if not self._pending:
-            self._rest()
-        elif 0 < self._half <= len(self._pending) and self._is_split:
-            self._hand_over()
-        else:
+        self._on_sync(len(group), seconds)
+        if self._pending:
             self._go_on()
+        else:
+            self._rest()
 
-    def _measure(self, group: list[Item]) -> None:
-        """What a group that is over says of the crowd and of the disk."""
-        now = self._synced_at = self._clock.monotonic()
-        self._sync_s = now - self._began
+    def _measure(self, group: list[Item]) -> float:
+        """What a group that is over says of the crowd and of the disk. Returns the seconds that it took."""
+        self._synced_at = self._clock.monotonic()
+        seconds = self._synced_at - self._began
         self._crowd = len(group) + len(self._pending)
-        self._half = self._crowd // 2 if self._is_eager and self._crowd >= SPLIT_CROWD_MIN else 0
         size = sum(item.size for item in group)
         self.pending_bytes -= size
         if size <= HERE_BYTES_MAX:
             # Larger ones take longer on any disk, and are not written here anyway.
-            self._pace_s += (self._sync_s - self._pace_s) * _PACE_WEIGHT
+            self._pace_s += (seconds - self._pace_s) * _PACE_WEIGHT
+        return seconds
 
     def _rest(self) -> None:
         self._is_working = False
