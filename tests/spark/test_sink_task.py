@@ -98,3 +98,16 @@ def test_rows_are_routed_with_enough_others_of_their_partition(
     least = 4 * ROWS_PER_PARTITION
     # How many partitions there are is known once the first rows are routed.
     assert [least <= rows < least + 100 for rows in routed[1:-1]] == [True] * (len(routed) - 2)
+
+
+def test_times_finer_than_milliseconds_are_rounded_down() -> None:
+    # What `current_timestamp()` gives, and a time before 1970, which is not rounded up.
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "value": [b"a", b"b"],
+            "timestamp": pa.array([1_704_067_200_123_456, -1], pa.timestamp("us", tz="UTC")),
+        }
+    )
+    times = _log_sink._records(batch).timestamps_ms
+    assert times is not None
+    assert times.tolist() == [1_704_067_200_123, -1]

@@ -216,13 +216,14 @@ def _records(batch: pa.RecordBatch) -> BytesBatch:
     values = column("value", pa.binary())
     if values is None or values.null_count:
         raise UsageError("a row has no value", hint="filter such rows out, or coalesce(value, '')")
-    times = column("timestamp", pa.timestamp("ms", tz="UTC"))
+    times = column("timestamp", pa.timestamp("us", tz="UTC"))
     if times is not None and times.null_count:
         raise UsageError("only some rows have a timestamp", hint="fill the column, or leave it out")
     return BytesBatch(
         values,
         column("key", pa.binary()),
-        None if times is None else np.asarray(times.cast(pa.int64())),
+        # Spark has microseconds, a log milliseconds: rounded down, also before 1970.
+        None if times is None else np.asarray(times.cast(pa.int64())) // 1000,
         column("headers", HEADERS_TYPE),
     )
 
