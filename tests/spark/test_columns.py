@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructType
 
+from forebay.errors import UsageError
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.log import FetchedBatch
 from forebay.spark._columns import (
@@ -16,6 +18,7 @@ from forebay.spark._columns import (
     LOG_SCHEMA,
     LogColumns,
     arrow_schema,
+    check_schema,
     exact,
     fused,
 )
@@ -109,3 +112,16 @@ async def test_small_batches_are_fused_and_large_ones_are_cut() -> None:
     many = await _runs(fetched(1, [b""] * (BATCH_ROWS_MAX + 1)))
     assert max(sum(map(len, run)) for run in many) <= BATCH_ROWS_MAX
     assert await _runs() == []
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [([], "no column is chosen"), (["offset", "OFFSET"], "column 'OFFSET' is chosen twice")],
+)
+def test_a_schema_of_no_column_or_of_one_twice_is_refused(names: list[str], message: str) -> None:
+    # Batches without a column have no rows to count, and Spark shows the other as a page of Java.
+    chosen = StructType()
+    for name in names:
+        chosen.add(name, LongType())
+    with pytest.raises(UsageError, match=message):
+        check_schema(chosen, LOG_SCHEMA)

@@ -162,6 +162,7 @@ def test_batches_that_somebody_consumed_are_a_loss_or_are_skipped(tmp_path: Path
         ({"acknowledge": "true"}, "consume with readStream"),
         ({"subscribe": "t"}, "has no option 'subscribe'"),
         ({"startingOffsets": "soon"}, "earliest, latest or a sequence"),
+        ({"startingOffsets": "latest"}, "a batch from the latest on is empty"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(

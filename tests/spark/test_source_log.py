@@ -96,6 +96,7 @@ def test_filters_on_one_frame_do_not_change_each_other(spark: SparkSession, data
             41,
         ),
         ({"assign": '{"orders": [1]}', "endingOffsets": '{"orders": {"1": -1}}'}, 100),
+        ({"subscribe": "orders", "startingOffsets": '{"orders": {"0": 0, "1": 0, "2": 1}}'}, 300),
         ({"subscribe": "orders", "startingTimestamp": "0"}, 300),
         ({"subscribe": "orders", "endingTimestamp": "1000"}, 0),
         ({"subscribe": "orders", "minPartitions": "12"}, 300),

@@ -94,6 +94,10 @@ class BufferOptions:
         if streaming and options.given("endingOffsets"):
             raise UsageError("a stream has no ending offsets", hint="use trigger(availableNow=True)")
         default = "latest" if streaming and not acknowledge else "earliest"
+        if not streaming and options.text("startingOffsets", default).lower() == "latest":
+            raise UsageError(
+                "startingOffsets of a batch is latest", hint="a batch from the latest on is empty"
+            )
         defaults = BufferConfig()
         return cls(
             options.deployment,

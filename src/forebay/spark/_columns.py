@@ -68,7 +68,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 def check_schema(chosen: StructType, offered: StructType) -> StructType:
     """The user's schema, if it is a choice of the columns there are; raises a `UsageError` otherwise."""
     known = {field.name.lower(): field for field in offered.fields}
-    for field in chosen.fields:
+    if not chosen.fields:
+        # Arrow counts the rows of a batch by its columns: every count would be 0.
+        raise UsageError("no column is chosen", hint=f"columns: {', '.join(known)}")
+    names = [field.name.lower() for field in chosen.fields]
+    for number, field in enumerate(chosen.fields):
+        if names[number] in names[:number]:
+            raise UsageError(f"column {field.name!r} is chosen twice", hint="name each column once")
         found = known.get(field.name.lower())
         if found is None:
             near = difflib.get_close_matches(field.name.lower(), known, 1)

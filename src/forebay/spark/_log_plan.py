@@ -24,6 +24,7 @@ from pyspark.sql.datasource import InputPartition
 
 from forebay.errors import UsageError
 from forebay.log import LogReader, OffsetOutOfRange, PartitionOffsets, Positions, Span, UnknownTopic
+from forebay.log._meta import FIRST_OFFSET
 from forebay.spark._errors import DataLossFound
 from forebay.spark._offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from forebay.spark._options import LogOptions, Start
@@ -111,7 +112,8 @@ def _key(each: PartitionOffsets) -> TopicPartition:
 
 
 def _given(position: int, each: PartitionOffsets) -> int:
-    return {EARLIEST: each.earliest, LATEST: each.next}.get(position, position)
+    # Kafka's offsets begin at 0, ours at 1. What never was is no loss: 0 means the first.
+    return {EARLIEST: each.earliest, LATEST: each.next}.get(position, max(position, FIRST_OFFSET))
 
 
 def _check_all_named(named: Mapping[TopicPartition, int], offsets: Sequence[PartitionOffsets]) -> None:
