@@ -215,7 +215,8 @@ def _print(report: ExportReport, config: ExportConfig) -> None:
     if report.added_columns:
         out.line(f"new columns: {', '.join(report.added_columns)}")
     if report.ignored_columns:
-        out.line(f"left out, as the table has columns that differ only in case: {report.ignored_columns}")
+        left_out = ", ".join(report.ignored_columns)
+        out.line(f"left out, taken by a column that differs in case or has no such field: {left_out}")
 
 
 def _job_place(deployment: Deployment) -> Place:

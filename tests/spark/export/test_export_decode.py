@@ -104,6 +104,14 @@ def test_newlines_between_tokens_are_allowed_and_inside_of_strings_are_not() -> 
     assert decoded.table.column("who").to_pylist()[-1] == "a\nb"
 
 
+def test_space_around_an_object_is_allowed() -> None:
+    values = [b'{"id": 1}\n', b' \t{"id": 2}', b'\r\n{"id": 3} ', b" ", b'{"id": 5}', b"\n7\n"]
+    decoded = decode(JsonDecoder(), values)
+    assert decoded.table.column("id").to_pylist() == [1, 2, 3, 5]
+    assert rows(decoded, 6) == [0, 1, 2, 4]
+    assert sorted(decoded.bad) == [(3, "the value is empty"), (5, "the value is no JSON object")]
+
+
 def test_a_slice_of_a_larger_array_is_decoded_as_itself() -> None:
     values = pa.array([b'{"id":%d}' % number for number in range(10)], pa.binary()).slice(3, 4)
     decoded = JsonDecoder().decode(values, pa.nulls(4, pa.binary()), WANTED)

@@ -202,6 +202,35 @@ def test_a_field_that_differs_only_in_case_is_named_and_not_added(bed: Bed) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_field_inside_of_a_column_that_has_no_place_for_it_is_named(bed: Bed, kind: str) -> None:
+    bed.send([order(1, place={"city": "Graz"}, lines=[{"sku": 1}])])
+    export(bed.config(kind))
+    bed.send([order(2, place={"city": "Linz", "zip": 4020}, lines=[{"sku": 2, "count": 3}])])
+    report = export(bed.config(kind))
+    assert (report.rows, report.ignored_columns) == (1, ["lines.count", "place.zip"])
+    assert sorted(row["place"]["city"] for row in bed.rows(kind).to_pylist()) == ["Graz", "Linz"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_without_a_single_column_do_not_hold_up_the_others(bed: Bed, kind: str) -> None:
+    bed.send([b"{broken", b"{}"])
+    config = bed.config(kind, dead_letter="topic:dead")
+    report = export(config)
+    assert (report.records, report.rows, report.dead_letters) == (2, 1, 1)
+    bed.send([order(1)])
+    report = export(config)
+    assert (report.records, report.rows, report.dead_letters) == (1, 1, 0)
+    assert sorted(row["_offset"] for row in bed.rows(kind).to_pylist()) == [2, 3]
+    assert [row["value"] for row in bed.read_topic("dead")] == [b"{broken"]
+
+
+def test_without_a_column_to_begin_with_new_ones_cannot_be_passed_over(bed: Bed) -> None:
+    bed.send([b"{}"])
+    with pytest.raises(UsageError, match="no record has a column"):
+        export(bed.config(new_columns="ignore"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_tables_are_partitioned_by_date_and_columns(bed: Bed, kind: str) -> None:
     bed.fill(14)
     bed.send([order(1, who=None), order(2, who="a/b =c")])

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from forebay.spark.export._decode import Decoded, Rows, Seen, cast_table, missing_columns, reason_of
+from forebay.spark.export._decode import (
+    Decoded,
+    Rows,
+    Seen,
+    cast_table,
+    dropped_fields,
+    missing_columns,
+    reason_of,
+)
 
 __all__ = ["ArrowDecoder"]
 
@@ -27,7 +35,9 @@ class ArrowDecoder:
             rows.append(np.full(table.num_rows, number, np.int64))
         joined = np.concatenate(rows) if rows else np.zeros(0, np.int64)
         missing = missing_columns([table for _, table in found], wanted)
-        return Decoded(pa.concat_tables(tables) if tables else wanted.empty_table(), joined, bad, missing)
+        dropped = dropped_fields([table for _, table in found], wanted)
+        decoded = pa.concat_tables(tables) if tables else wanted.empty_table()
+        return Decoded(decoded, joined, bad, missing, dropped)
 
     def look(self, values: pa.BinaryArray) -> Seen:
         """The columns of the good ones."""

@@ -8,7 +8,7 @@ until the bad records stand alone: the cost is that of the bad ones, not of thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
@@ -16,7 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Decoded", "Decoder", "RawDecoder", "Seen", "add_seen", "cast_table", "decode_halves"]
+__all__ = [
+    "Decoded",
+    "Decoder",
+    "RawDecoder",
+    "Seen",
+    "add_seen",
+    "cast_table",
+    "decode_halves",
+    "dropped_fields",
+]
 
 HALVES_MIN: Final = 16
 """Records below which a failing piece is decoded one by one."""
@@ -40,6 +49,8 @@ class Decoded:
     """Records that are not in `table`, with the reason."""
     missing: Seen = field(default_factory=dict)
     """Columns that were seen and that the wanted schema does not have."""
+    dropped: frozenset[str] = frozenset()
+    """Fields inside of a wanted column that its type has no place for, as `column.field`."""
 
 
 class Decoder(Protocol):
@@ -123,6 +134,31 @@ def missing_columns(tables: Sequence[pa.Table], wanted: pa.Schema | None) -> See
             if not known and not pa.types.is_null(each.type):
                 add_seen(found, {each.name: {each.type: table.num_rows}})
     return found
+
+
+def dropped_fields(tables: Sequence[pa.Table], wanted: pa.Schema) -> frozenset[str]:
+    """Fields inside of the wanted columns that a cast to their types leaves out; not those all null."""
+    return frozenset(
+        name
+        for schema in {table.schema for table in tables}
+        for each in wanted
+        if (found := schema.get_field_index(each.name)) >= 0
+        for name in _dropped(each.name, schema.field(found).type, each.type)
+    )
+
+
+def _dropped(name: str, found: pa.DataType, wanted: pa.DataType) -> Iterator[str]:
+    if pa.types.is_list(found) and pa.types.is_list(wanted):
+        yield from _dropped(name, found.value_type, wanted.value_type)
+    if not (pa.types.is_struct(found) and pa.types.is_struct(wanted)):
+        return
+    for field_found in found:
+        place = wanted.get_field_index(field_found.name)
+        inner = f"{name}.{field_found.name}"
+        if place >= 0:
+            yield from _dropped(inner, field_found.type, wanted.field(place).type)
+        elif not pa.types.is_null(field_found.type):
+            yield inner
 
 
 def add_seen(total: Seen, more: Mapping[str, Mapping[pa.DataType, int]]) -> None:

@@ -69,6 +69,7 @@ class ExportReport:
     """Positions by lane that were gone before they were exported."""
     added_columns: list[str] = field(default_factory=list)
     ignored_columns: list[str] = field(default_factory=list)
+    """Left out: what differs from a column only in case, and fields that a column has no place for."""
     positions: dict[str, int] = field(default_factory=dict)
     """Where every lane stands now."""
     version: str = ""
@@ -170,7 +171,12 @@ class Exporter:
                 for some in self._source.read(Span(lane.name, lane.earliest, end, 0)):
                     values = pa.chunked_array([batch.column("value") for batch in some])
                     add_seen(seen, decoder.look(values.combine_chunks()))
-        return schema_of(seen) if seen else None
+        if not seen and all(lane.next <= lane.earliest for lane in goal.values()):
+            return None
+        if not seen and self.config.new_columns == "ignore":
+            raise UsageError("no record has a column to begin with", hint="give --schema")
+        # Without a column yet there are bad records to keep and positions to remember all the same.
+        return schema_of(seen)
 
     def _check(self, handle: Handle) -> None:
         """Whether the table is one that this export can write to."""

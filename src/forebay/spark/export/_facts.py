@@ -94,7 +94,7 @@ class TaskResult:
     """Columns that the table lacks, the types they were seen with, and in how many rows. Nothing was written:
     add them, and run again."""
     ignored_columns: tuple[str, ...] = ()
-    """Columns that were left out."""
+    """Columns, and fields inside of columns, that were left out."""
     bytes_read: int = 0
     """Bytes of the values."""
     cpu_s: float = 0.0

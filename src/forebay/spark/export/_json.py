@@ -3,7 +3,8 @@
 What has to be proven is that row n is record n. The parser takes objects from a stream of text, whatever lies
 between them. Two guards make the stream's objects the records' objects:
 
-* every value begins with `{` and ends with `}`, or it is bad by itself (looked at by numpy, all at once);
+* every value begins with `{` and ends with `}`, but for the space around it, or it is bad by itself (looked
+  at by numpy, all at once);
 * there are as many rows as values.
 
 A value that begins with `{` holds the beginning of at least one object. An object cannot reach from one value
@@ -28,6 +29,7 @@ from forebay.spark.export._decode import (
     Rows,
     Seen,
     decode_halves,
+    dropped_fields,
     missing_columns,
     rows_of,
     together,
@@ -38,6 +40,8 @@ __all__ = ["JsonDecoder"]
 _OPEN: Final = ord("{")
 _CLOSE: Final = ord("}")
 _NEWLINE: Final = ord("\n")
+_SPACE: Final = " \t\r\n"
+"""What JSON calls white space. Many encoders end an object with a newline."""
 
 
 class JsonDecoder:
@@ -55,7 +59,8 @@ class JsonDecoder:
         rows = rows_of(runs) if bad else None
         if whereabouts is not None and rows is not None:
             rows = whereabouts[rows]
-        return Decoded(together(tables, wanted), rows, bad, missing)
+        dropped = dropped_fields(tables, wanted)
+        return Decoded(together(tables, wanted), rows, bad, missing, dropped)
 
     def look(self, values: pa.BinaryArray) -> Seen:
         """The fields of the good ones, as Arrow infers them."""
@@ -67,6 +72,9 @@ class JsonDecoder:
     ) -> tuple[list[tuple[int, pa.Table]], list[tuple[int, str]], Rows | None]:
         """Runs of good values, bad ones, and where the values lay that look like objects, if not all do."""
         shaped = _objects(values)
+        if not shaped.all():
+            values = _trimmed(values)
+            shaped = _objects(values)
         where: Rows | None = None
         bad: list[tuple[int, str]] = []
         if not shaped.all():
@@ -108,6 +116,11 @@ def _objects(values: pa.BinaryArray) -> np.ndarray[tuple[int], np.dtype[np.bool_
     first = text[np.minimum(ends[:-1], len(text) - 1)] == _OPEN
     last = text[np.maximum(ends[1:] - 1, 0)] == _CLOSE
     return np.asarray(filled & first & last)
+
+
+def _trimmed(values: pa.BinaryArray) -> pa.BinaryArray:
+    """The values without the space around them. As text only by name: no byte is looked at as a letter."""
+    return pc.ascii_trim(values.view(pa.string()), characters=_SPACE).view(pa.binary())
 
 
 def _joined(values: pa.BinaryArray) -> pa.Buffer:

@@ -69,6 +69,7 @@ class _Run:
         self._dead: list[pa.Table] = []
         self._dead_count = 0
         self._missing: Seen = {}
+        self._dropped: set[str] = set()
         self._records: dict[str, int] = {}
         self._bytes = 0
 
@@ -77,7 +78,7 @@ class _Run:
         for span in _joined(self._task.spans):
             self._read(span)
         wanted = self._new_columns() if self._config.new_columns == "add" else {}
-        ignored = tuple(sorted(set(self._missing) - set(wanted)))
+        ignored = tuple(sorted((set(self._missing) - set(wanted)) | self._dropped))
         if wanted:
             return TaskResult(self._task.number, missing_columns=wanted, ignored_columns=ignored)
         files = self._write() if any(table.num_rows for table in self._tables) else ()
@@ -105,6 +106,7 @@ class _Run:
             values, keys = records.column("value"), records.column("key")
             decoded = self._decoder.decode(values if raw else _plain(values), keys, self._payload)
             add_seen(self._missing, decoded.missing)
+            self._dropped |= decoded.dropped
             self._tables.append(self._with_metadata(records, decoded))
             self._bury(span.lane, records, decoded)
         self._records[span.lane] = self._records.get(span.lane, 0) + count
@@ -113,10 +115,10 @@ class _Run:
         kept = records.select(["topic", "partition", "offset", "timestamp"])
         if decoded.rows is not None:
             kept = kept.take(pa.array(decoded.rows))
-        table = decoded.table
-        for field, column in zip(METADATA, kept.columns, strict=True):
-            table = table.append_column(field, column.cast(field.type))
-        return table
+        # Put together by columns: a table without any, as there is at the beginning, forgets its rows.
+        added = [column.cast(field.type) for field, column in zip(METADATA, kept.columns, strict=True)]
+        schema = pa.schema([*decoded.table.schema, *METADATA])
+        return pa.Table.from_arrays([*decoded.table.columns, *added], schema=schema)
 
     def _bury(self, lane: str, records: pa.Table, decoded: Decoded) -> None:
         """Keep the bad records for the driver, but for those that are kept already."""
