@@ -46,7 +46,8 @@ def test_an_export_without_spark_tells_what_it_did(forebay: Run, data: Path, tmp
 def test_an_export_takes_its_columns_from_text_or_a_file(forebay: Run, data: Path, tmp_path: Path) -> None:
     columns = tmp_path / "columns.txt"
     columns.write_text("id long, amount decimal(10,2)")
-    for number, schema in enumerate((columns, "id long, amount decimal(10,2)")):
+    wide = ", ".join(f"a_column_with_a_rather_long_name_{number} string" for number in range(20))
+    for number, schema in enumerate((columns, "id long, amount decimal(10,2)", f"{wide}, id long")):
         table = f"parquet:{tmp_path / f'table{number}'}"
         ran = forebay(
             "spark", "export", "orders", "--data", data, "--to", table, "--format", "json", "--local",
@@ -64,6 +65,11 @@ def test_an_export_takes_its_columns_from_text_or_a_file(forebay: Run, data: Pat
         ["orders", "--to", "what:x"],
         ["orders", "--to", "delta:t", "--format", "xml"],
         ["orders", "--to", "delta:t", "--format", "avro"],
+        ["orders", "--to", "delta:t", "--format", "avro", "--schema", "not-there.avsc"],
+        ["orders", "--to", "delta:t", "--format", "json", "--schema", "id decimal(60,2)"],
+        ["orders", "--to", "delta:t", "--schema", "id long"],
+        ["orders", "--to", "delta:taken"],
+        ["orders", "--to", "iceberg:not-configured/db.table"],
         ["orders", "--to", "delta:t", "--on-data-loss", "shrug"],
         ["buffer:a,b", "--to", "delta:t"],
         ["orders", "--to", "delta:t", "--acknowledge"],
@@ -75,9 +81,30 @@ def test_wrong_usage_is_refused_before_anything_happens(
     forebay: Run, data: Path, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("taken").write_text("a file")
     ran = forebay("spark", "export", *words, "--data", data, "--local", "-o", "json")
     assert ran.code == 2, ran.err
     assert ran.error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--from", "5"], "--from"),
+        (["--name", "a/b"], "name is 'a/b'"),
+        (["--task-bytes", "0"], "task_bytes_max is 0"),
+        (["--format", "avro", "--schema", "not-there.avsc"], "no file"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_short_sentence(
+    forebay: Run, data: Path, words: list[str], message: str
+) -> None:
+    ran = forebay(
+        "spark", "export", "orders", "--to", "delta:t", *words, "--data", data, "--local", "-o", "json"
+    )
+    assert ran.code == 2, ran.err
+    assert message in ran.error["message"] + ran.error["hint"]
+    assert len(ran.error["message"]) < 100
 
 
 def test_bad_records_without_a_place_end_the_export_with_the_remedy(

@@ -162,16 +162,28 @@ def _config(
     for option, word in words.items():
         if word not in CHOICES[option]:
             known = ", ".join(CHOICES[option])
-            raise UsageError(
-                f"{word!r} is no value of --{option.replace('_', '-')}", hint=f"known are {known}"
-            )
+            name = "from" if option == "start" else option.replace("_", "-")
+            raise UsageError(f"{word!r} is no value of --{name}", hint=f"known are {known}")
     coordinator = None if deployment.data is not None else deployment.coordinator
     spec = SourceSpec.parse(source, deployment.store_url, coordinator)
-    if schema is not None and not schema.rstrip().endswith((">", ")")) and Path(schema).is_file():
-        schema = Path(schema).read_text()
+    if schema is not None:
+        schema = _schema_text(schema, avro=words["format"] == "avro")
     avro = schema if words["format"] == "avro" else None
     columns = None if schema is None or avro is not None else parse_schema(schema)
     return ExportConfig(spec, TargetSpec.parse(to), schema=columns, avro_schema=avro, **words)
+
+
+def _schema_text(given: str, *, avro: bool) -> str:
+    """What --schema says itself, or what the file says that it names."""
+    try:
+        named = Path(given).is_file()
+    except OSError:  # Longer than the name of a file can be.
+        named = False
+    if named:
+        return Path(given).read_text()
+    if avro and not given.lstrip().startswith(("{", "[", '"')):
+        raise UsageError(f"there is no file {given!r}", hint="give the .avsc file, or its text")
+    return given
 
 
 def _export(config: ExportConfig, spark: SparkSession | None, interval_s: float | None) -> None:

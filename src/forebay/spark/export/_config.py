@@ -119,9 +119,17 @@ class ExportConfig:
     """Codec of the Parquet files: zstd, snappy, lz4, gzip or none."""
 
     def __post_init__(self) -> None:
-        low = min(self.task_bytes_min, self.task_bytes_max, self.commit_bytes_max, self.attempts_max)
-        if low < 1 or self.format not in FORMATS or not self.name or "/" in self.name:
-            raise UsageError(f"not a usable configuration: {self}", hint="see the range under each field")
+        for field in ("task_bytes_max", "task_bytes_min", "commit_bytes_max", "attempts_max"):
+            if getattr(self, field) < 1:
+                raise UsageError(f"{field} is {getattr(self, field)}", hint="at least 1")
+        if self.format not in FORMATS:
+            raise UsageError(f"format is {self.format!r}", hint=f"one of {', '.join(FORMATS)}")
+        if not self.name or "/" in self.name:
+            raise UsageError(f"name is {self.name!r}", hint="at least a letter, and no slash")
+        if self.format == "raw" and self.schema is not None:
+            raise UsageError(
+                "raw values have the columns key and value", hint="leave --schema out, or give --format"
+            )
         if self.format == "avro" and self.avro_schema is None:
             raise UsageError("Avro values need their schema", hint="give --schema FILE.avsc")
         if self.acknowledge and self.source.kind != "buffer":

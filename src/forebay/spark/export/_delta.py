@@ -38,6 +38,10 @@ class DeltaLake(Table):
             raise Unsupported("deltalake is not installed", hint="pip install 'forebay[spark]'") from error
         del deltalake
         self._store = location if "://" in location else str(Path(location).absolute())
+        if Path(self._store).is_file():
+            raise UsageError(
+                f"{location} is a file", hint="a Delta table is a directory: choose another place"
+            )
         self._name = name
         self._uri, self._options = storage_of(self._store)
 

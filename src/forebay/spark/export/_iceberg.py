@@ -157,7 +157,7 @@ def _catalog(name: str) -> Any:
     except ImportError as error:
         raise Unsupported("pyiceberg is not installed", hint="pip install 'forebay[iceberg]'") from error
     if not name.startswith((".", "/")):
-        return load_catalog(name)
+        return _configured(name)
     folder = Path(name).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     return load_catalog(
@@ -166,6 +166,18 @@ def _catalog(name: str) -> Any:
         uri=f"sqlite:///{folder / 'catalog.db'}",
         warehouse=f"file://{quote(str(folder))}",
     )
+
+
+def _configured(name: str) -> Any:
+    from pyiceberg.catalog import load_catalog
+
+    try:
+        return load_catalog(name)
+    except ValueError as error:
+        raise UsageError(
+            f"the Iceberg catalog {name!r} cannot be opened: {error}",
+            hint="configure it for pyiceberg, or name a directory: ./DIR/namespace.table",
+        ) from error
 
 
 def _store_url(location: str, properties: dict[str, str]) -> str:

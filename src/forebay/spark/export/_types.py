@@ -17,6 +17,8 @@ from forebay.errors import UsageError
 __all__ = ["choose", "parse_schema", "schema_of", "table_schema", "table_type"]
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+DECIMAL_DIGITS_MAX = 38
+"""Digits of a decimal number that every table has."""
 _WIDENED = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -126,7 +128,10 @@ def _parse_type(text: str) -> pa.DataType:
     if text in _WORDS:
         return _WORDS[text]
     if match := _DECIMAL.fullmatch(text):
-        return pa.decimal128(int(match[1]), int(match[2]))
+        precision, scale = int(match[1]), int(match[2])
+        if not 1 <= precision <= DECIMAL_DIGITS_MAX or scale > precision:
+            raise UsageError(f"{text!r} is no type", hint=f"decimal(p,s): s <= p <= {DECIMAL_DIGITS_MAX}")
+        return pa.decimal128(precision, scale)
     if match := _ARRAY.fullmatch(text):
         return pa.list_(pa.field("element", _parse_type(match[1].strip())))
     known = ", ".join(sorted(_WORDS))
