@@ -3,7 +3,9 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 from typing import Any
+from uuid import UUID
 
 import fastavro
 import pyarrow as pa
@@ -196,6 +198,52 @@ def test_a_datum_that_is_too_short_takes_nothing_from_its_neighbour(seed: int) -
 def test_a_value_that_is_no_datum_is_bad(bad: bytes) -> None:
     decoded = decode(AvroDecoder(AVRO), [avro(1), bad, avro(3)], arrow_schema_of(AVRO))
     assert rows(decoded, 3) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "expected"),
+    [
+        ({"type": "string", "logicalType": "uuid"}, str(UUID(int=1)), str(UUID(int=1))),
+        ({"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}, bytes(16), bytes(16)),
+        ({"type": "int", "logicalType": "time-millis"}, 3_723_000, 3_723_000),
+        ({"type": "long", "logicalType": "time-micros"}, 7, 7),
+        ({"type": "long", "logicalType": "local-timestamp-millis"}, 1_700_000_000_000, 1_700_000_000_000),
+        (["null", {"type": "array", "items": {"type": "string", "logicalType": "uuid"}}], ["a"], ["a"]),
+        ({"type": "string", "logicalType": "timestamp-millis"}, "noon", "noon"),
+    ],
+)
+def test_avro_types_that_tables_lack_come_as_what_they_are_made_of(
+    kind: Any, written: Any, expected: Any
+) -> None:
+    def schema(field: Any) -> dict[str, Any]:
+        return {"type": "record", "name": "R", "fields": [{"name": "f", "type": field}]}
+
+    plain = json.loads(re.sub(r', "logicalType": "[a-z-]+"', "", json.dumps(kind)))
+    file = io.BytesIO()
+    fastavro.schemaless_writer(file, fastavro.parse_schema(schema(plain)), {"f": written})
+    text = json.dumps(schema(kind))
+    decoded = decode(AvroDecoder(text), [file.getvalue()], arrow_schema_of(text))
+    assert decoded.bad == []
+    assert decoded.table.column("f").to_pylist() == [expected]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"name": "f", "type": "lng"},
+        {"name": "f"},
+        {"name": "f", "type": {"type": "enum", "name": "E"}},
+        {"name": "f", "type": {"type": "bytes", "logicalType": "decimal", "precision": 50}},
+    ],
+)
+def test_an_avro_schema_that_is_none_is_refused_in_a_sentence(field: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="Avro"):
+        arrow_schema_of(json.dumps({"type": "record", "name": "R", "fields": [field]}))
+
+
+def test_an_avro_value_that_ends_too_early_says_so() -> None:
+    decoded = decode(AvroDecoder(AVRO), [b""], arrow_schema_of(AVRO))
+    assert "no datum of this schema" in decoded.bad[0][1]
 
 
 def test_recursive_records_and_wide_unions_are_refused() -> None:

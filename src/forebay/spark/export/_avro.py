@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import Unsupported, UsageError
 from forebay.spark.export._decode import Decoded, Seen, decode_halves, rows_of, together
-from forebay.spark.export._types import TIMESTAMP
+from forebay.spark.export._types import DECIMAL_DIGITS_MAX, TIMESTAMP
 
 __all__ = ["AvroDecoder", "arrow_schema_of"]
 
@@ -36,11 +36,12 @@ _PRIMITIVE: Final = {
     "string": pa.string(),
 }
 _LOGICAL: Final = {
-    "date": pa.date32(),
-    "timestamp-millis": TIMESTAMP,
-    "timestamp-micros": TIMESTAMP,
-    "uuid": pa.string(),
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): TIMESTAMP,
+    ("long", "timestamp-micros"): TIMESTAMP,
 }
+"""Logical types that tables have, beside decimals. Others come as the numbers, texts and bytes they are."""
+NO_DATUM: Final = "the value is no datum of this schema, or has bytes behind it"
 
 
 class AvroDecoder:
@@ -71,12 +72,15 @@ class AvroDecoder:
 
         mark = secrets.token_bytes(MARK_BYTES)
         file = io.BytesIO(self._file(values, mark))
-        found = list(fastavro.reader(file))
+        try:
+            found = list(fastavro.reader(file))
+        except (EOFError, IndexError) as error:  # Its words are of the reader's own lists and buffers.
+            raise ValueError(NO_DATUM) from error
         rows = pa.array(
             found, pa.struct([("v", pa.struct(list(self._columns))), ("m", pa.binary(MARK_BYTES))])
         )
         if len(rows) != len(values) or not pc.all(pc.equal(rows.field("m"), pa.scalar(mark))).as_py():
-            raise ValueError("the value is no datum of this schema, or has bytes behind it")
+            raise ValueError(NO_DATUM)
         return pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows.field("v"))])
 
     def _file(self, values: pa.BinaryArray, mark: bytes) -> bytes:
@@ -112,7 +116,28 @@ def _load(text: str) -> dict[str, Any]:
         raise UsageError(f"the Avro schema is no JSON: {error}", hint="give the .avsc file") from None
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise UsageError("the Avro schema is no record", hint="values of a table are records")
-    return schema
+    return dict(_plain(schema))
+
+
+def _plain(schema: Any) -> Any:
+    """The schema without logical types that tables lack, of which the reader would make objects."""
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: _plain(each) if key in _NESTED else each for key, each in schema.items()}
+    if not _is_kept(schema):
+        kept.pop("logicalType", None)
+    return kept
+
+
+_NESTED: Final = ("type", "items", "values", "fields")
+"""What holds the types inside of a type."""
+
+
+def _is_kept(schema: dict[str, Any]) -> bool:
+    kind, logical = str(schema.get("type")), schema.get("logicalType")
+    return (kind, logical) in _LOGICAL or (logical == "decimal" and kind in ("bytes", "fixed"))
 
 
 def arrow_schema_of(text: str) -> pa.Schema:
@@ -121,7 +146,11 @@ def arrow_schema_of(text: str) -> pa.Schema:
         import fastavro
     except ImportError as error:
         raise Unsupported("fastavro is not installed", hint="pip install 'forebay[spark]'") from error
-    parsed = fastavro.parse_schema(_load(text))
+    try:
+        parsed = fastavro.parse_schema(_load(text))
+    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, KeyError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise UsageError(f"the Avro schema is none: {words}", hint="give the .avsc file") from error
     return pa.schema(list(_arrow_type(parsed, {})))
 
 
@@ -136,9 +165,12 @@ def _arrow_type(schema: Any, names: dict[str, pa.DataType | None]) -> pa.DataTyp
         return found
     kind, logical = schema["type"], schema.get("logicalType")
     if logical == "decimal":
+        if schema["precision"] > DECIMAL_DIGITS_MAX:
+            digits = schema["precision"]
+            raise UsageError(f"an Avro decimal of {digits} digits", hint=f"up to {DECIMAL_DIGITS_MAX}")
         return pa.decimal128(schema["precision"], schema.get("scale", 0))
-    if logical in _LOGICAL:
-        return _LOGICAL[logical]
+    if logical is not None:
+        return _LOGICAL[kind, logical]
     if kind == "array":
         return pa.list_(pa.field("element", _arrow_type(schema["items"], names)))
     if kind == "map":
