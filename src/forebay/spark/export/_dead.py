@@ -22,6 +22,7 @@ import contextlib
 import hashlib
 import zlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
@@ -31,7 +32,7 @@ import pyarrow.compute as pc
 from forebay.errors import NotDone, UsageError
 from forebay.log import AppendGroup, Catalog, LogReader, LogWriter, OutOfSequence, TopicExists
 from forebay.spark.export._clients import Clients
-from forebay.spark.export._config import ExportConfig, SourceSpec
+from forebay.spark.export._config import ExportConfig, SourceSpec, TargetSpec
 from forebay.spark.export._errors import CommitConflict, CommitUnknown
 from forebay.spark.export._facts import DEAD_SCHEMA
 from forebay.spark.export._files import describe, encode_parquet, file_name
@@ -68,11 +69,20 @@ def open_dead_letters(config: ExportConfig, clients: Clients) -> DeadLetters | N
     if spec is None:
         return None
     if spec.table is not None:
+        if _place(spec.table) == _place(config.target):
+            raise UsageError(
+                f"{spec.table.location} would be the dead-letter table of itself", hint="choose another table"
+            )
         return _DeadTable(open_table(spec.table, config.name, clients), clients, config.compression)
     assert spec.topic is not None
     if config.source.kind == "log" and spec.topic in config.source.names:
         raise UsageError(f"{spec.topic!r} would feed on itself", hint="choose another dead-letter topic")
     return _DeadTopic(spec.topic, config.source, config.name, clients)
+
+
+def _place(table: TargetSpec) -> tuple[str, str]:
+    location = table.location
+    return table.kind, location.rstrip("/") if "://" in location else str(Path(location).absolute())
 
 
 def lane_of(config: SourceSpec, topic: str, partition: int) -> str:
