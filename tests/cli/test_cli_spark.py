@@ -107,6 +107,35 @@ def test_wrong_usage_is_told_in_one_short_sentence(
     assert len(ran.error["message"]) < 100
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["verify"],
+        ["compact"],
+        ["vacuum"],
+        ["replay", "orders", "again", "--job", "j", "--to", "5"],
+        ["export", "orders", "--to", "delta:t"],
+        ["export", "buffer:ingest/manifest", "--to", "delta:t"],
+    ],
+)
+def test_a_directory_that_is_not_there_is_refused_and_not_made(
+    forebay: Run, tmp_path: Path, words: list[str]
+) -> None:
+    ran = forebay("spark", *words, "--data", tmp_path / "typo", "--local", "-o", "json")
+    assert ran.code == 2, ran.err
+    assert "no such directory" in ran.error["message"]
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_queue_that_is_not_there_is_no_empty_one(forebay: Run, data: Path, tmp_path: Path) -> None:
+    ran = forebay(
+        "spark", "export", "buffer:typo/manifest", "--to", f"delta:{tmp_path / 't'}", "--data", data,
+        "--local", "-o", "json",
+    )  # fmt: skip
+    assert ran.code == 1
+    assert "typo/manifest" in ran.error["message"]
+
+
 def test_bad_records_without_a_place_end_the_export_with_the_remedy(
     forebay: Run, data: Path, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forebay.log._trim import Trimmer
     from forebay.storage import ObjectStore
 
-__all__ = ["LogParts", "is_number", "open_log", "parse_time_ms"]
+__all__ = ["LogParts", "check_there", "is_number", "open_log", "parse_time_ms"]
 
 DIGITS_MAX = 20
 """Digits of a number on the command line: as many as any offset or time has, far below what `int` takes."""
@@ -104,24 +104,31 @@ class LogParts:
         )
 
 
-@asynccontextmanager
-async def open_log(deployment: Deployment, *, create: bool = False) -> AsyncIterator[LogParts]:
-    """Open both sides. Only with `create` a deployment that is not there is made.
+def check_there(deployment: Deployment, *, log: bool = True) -> None:
+    """Raise `UsageError` for a data directory that is not there, or with `log` holds no log.
 
     A directory without the coordinator's file is none, whatever lies in it: opened all the same, it would
     look like an empty log, and everything in it like garbage.
     """
-    if deployment.data is not None and not create:
-        if not await asyncio.to_thread(deployment.data.is_dir):
-            raise UsageError(
-                f"{deployment.data}: there is no such directory",
-                hint="check --data; a directory is made by the first `forebay topics create`",
-            )
-        if not await asyncio.to_thread((deployment.data / COORDINATION_FILE).exists):
-            raise UsageError(
-                f"{deployment.data} holds no deployment: there is no {COORDINATION_FILE}",
-                hint="check --data; one is made by the first `forebay topics create`",
-            )
+    if deployment.data is None:
+        return
+    if not deployment.data.is_dir():
+        raise UsageError(
+            f"{deployment.data}: there is no such directory",
+            hint="check --data; a directory is made by the first `forebay topics create`",
+        )
+    if log and not (deployment.data / COORDINATION_FILE).exists():
+        raise UsageError(
+            f"{deployment.data} holds no deployment: there is no {COORDINATION_FILE}",
+            hint="check --data; one is made by the first `forebay topics create`",
+        )
+
+
+@asynccontextmanager
+async def open_log(deployment: Deployment, *, create: bool = False) -> AsyncIterator[LogParts]:
+    """Open both sides. Only with `create` a deployment that is not there is made."""
+    if not create:
+        await asyncio.to_thread(check_there, deployment)
     clock = SystemClock()
     async with deployment.open_store() as store, deployment.open_coordinator() as coordinator:
         yield LogParts(store, coordinator, clock, IdSource(clock), random.Random())

@@ -18,6 +18,7 @@ import typer
 from forebay.cli import _output as out
 from forebay.cli._deployment import Deployment, deployment_options
 from forebay.cli._errors import EXIT_FAILED
+from forebay.cli._log_parts import check_there, parse_time_ms
 from forebay.cli._options import CommandGroup
 from forebay.errors import UsageError
 from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
@@ -166,6 +167,7 @@ def _config(
             raise UsageError(f"{word!r} is no value of --{name}", hint=f"known are {known}")
     coordinator = None if deployment.data is not None else deployment.coordinator
     spec = SourceSpec.parse(source, deployment.store_url, coordinator)
+    check_there(deployment, log=spec.kind == "log")
     if schema is not None:
         schema = _schema_text(schema, avro=words["format"] == "avro")
     avro = schema if words["format"] == "avro" else None
@@ -234,6 +236,7 @@ def _print(report: ExportReport, config: ExportConfig) -> None:
 def _job_place(deployment: Deployment) -> Place:
     from forebay.spark.jobs import Place
 
+    check_there(deployment)
     return Place(deployment.store_url, None if deployment.data is not None else deployment.coordinator_url)
 
 
@@ -265,8 +268,9 @@ def compact(
     from forebay.spark.jobs import compact as run
 
     config = CompactorConfig(min_age_ms=parse_duration_ms(min_age))
+    place = _job_place(deployment)
     with spark_of(local=local, master=master) as spark, _counting("compacting") as told:
-        found = run(_job_place(deployment), topic=topic, config=config, spark=spark, told=told)
+        found = run(place, topic=topic, config=config, spark=spark, told=told)
     if out.is_json():
         out.document({"partitions": [asdict(each) for each in found]})
     else:
@@ -308,8 +312,9 @@ def vacuum(
     from forebay.spark.jobs import vacuum as run
 
     config = VacuumConfig(grace_ms=parse_duration_ms(grace), mark_gap_ms=parse_duration_ms(gap))
+    place = _job_place(deployment)
     with spark_of(local=local, master=master) as spark, _counting("looking for orphans"):
-        report = run(_job_place(deployment), config=config, dry_run=dry_run, spark=spark)
+        report = run(place, config=config, dry_run=dry_run, spark=spark)
     if out.is_json():
         out.document(report.as_json())
     else:
@@ -332,8 +337,9 @@ def verify(
     from forebay.cli._verifying import _print as print_report
     from forebay.spark.jobs import verify as run
 
+    place = _job_place(deployment)
     with spark_of(local=local, master=master) as spark, _counting("verifying") as told:
-        report = run(_job_place(deployment), topic=topic, spark=spark, told=told)
+        report = run(place, topic=topic, spark=spark, told=told)
     if out.is_json():
         out.document(report.as_json())
     else:
@@ -359,17 +365,17 @@ def replay(
     """Append what was appended to a topic in a time range to another one, every record once."""
     from dataclasses import asdict
 
-    from forebay.cli._log_parts import parse_time_ms
     from forebay.spark.jobs import replay as run
 
+    place, from_ms, to_ms = _job_place(deployment), parse_time_ms(start), parse_time_ms(end)
     with spark_of(local=local, master=master) as spark, _counting("replaying") as told:
         found = run(
-            _job_place(deployment),
+            place,
             source,
             target,
             job=job,
-            from_ms=parse_time_ms(start),
-            to_ms=parse_time_ms(end),
+            from_ms=from_ms,
+            to_ms=to_ms,
             spark=spark,
             told=told,
         )

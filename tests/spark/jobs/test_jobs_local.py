@@ -126,6 +126,8 @@ def test_a_job_id_belongs_to_one_replay(place: Place, target: str) -> None:
         replay(place, "orders", "orders", job="j2", from_ms=0, to_ms=FAR)
     with pytest.raises(UsageError, match="job id"):
         replay(place, "orders", target, job="../x", from_ms=0, to_ms=FAR)
+    with pytest.raises(UsageError, match="ends before it begins"):
+        replay(place, "orders", target, job="j3", from_ms=FAR, to_ms=FAR)
 
 
 def test_what_fails_on_a_thread_fails_the_whole() -> None:

@@ -161,6 +161,8 @@ class BufferSource:
     def lanes(self) -> list[Lane]:
         """The one queue."""
         manifest = self._clients.run(self._reader.manifest())
+        if not manifest.next_sequence and not self._clients.run(self._reader.stats()).exists:
+            raise NotFound(self._config.manifest_path, hint="there is no queue at this path")
         return [Lane(self._lane, manifest.first_sequence, manifest.next_sequence)]
 
     def spans(self, lane: str, start: int, end: int) -> list[Span]:

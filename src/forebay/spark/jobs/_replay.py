@@ -96,6 +96,8 @@ def replay(
         raise UsageError(f"{source!r} into itself", hint="replay into another topic")
     if not job or len(job) > JOB_CHARS_MAX or not job.replace("-", "").replace("_", "").isalnum():
         raise UsageError(f"{job[:200]!r} is no job id", hint="letters, digits, - and _, up to 100")
+    if from_ms >= to_ms:
+        raise UsageError(f"{from_ms} to {to_ms} ends before it begins", hint="the end is not included")
     mine, parts = place.opened()
     reader = mine.reader(place.store, place.coordinator)
     plan = mine.run(_planned(place.catalog(), reader, parts.store, job, (source, target, from_ms, to_ms)))
