@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructType
 
 import forebay
+from forebay.errors import UsageError
 from forebay.log import Publications, StagedAppend, partition_of
 from forebay.spark import _log_sink
+from forebay.spark._buffer_sink import BufferSinkOptions
 from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._log_sink import ROWS_PER_PARTITION, LogSinkOptions, _Task
+from forebay.spark._options import Options
 
 ROWS = 2_000
 
@@ -111,3 +115,14 @@ def test_times_finer_than_milliseconds_are_rounded_down() -> None:
     times = _log_sink._records(batch).timestamps_ms
     assert times is not None
     assert times.tolist() == [1_704_067_200_123, -1]
+
+
+@pytest.mark.parametrize("given", ["a/../b", "load 7", "", "x" * 201])
+@pytest.mark.parametrize("engine", ["log", "buffer"])
+def test_a_write_id_that_is_no_name_is_refused_before_anything_is_staged(engine: str, given: str) -> None:
+    schema = StructType().add("value", StringType())
+    options = Options({"path": "data", "topic": "t"} if engine == "log" else {"path": "data"})
+    parse = LogSinkOptions.parse if engine == "log" else BufferSinkOptions.parse
+    assert parse(options, schema).write_id is None
+    with pytest.raises(UsageError, match="writeId"):
+        parse(Options(dict(options._given) | {"writeId": given}), schema)

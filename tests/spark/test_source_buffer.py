@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from tests.spark.bed import golden, run
 
 from forebay.buffer import BufferConfig, BufferStats, Consumer, Fenced, Producer, Reader
+from forebay.errors import NotFound
 from forebay.spark import DataLossFound
 from forebay.spark._buffer_source import BUFFER_SCHEMA, BufferBatchReader, BufferOptions, BufferStreamReader
 from forebay.spark._options import Options
@@ -47,6 +48,10 @@ def options(queue: Path, **given: object) -> Options:
 
 def stream(queue: Path, **given: object) -> BufferStreamReader:
     return BufferStreamReader(BufferOptions.parse(options(queue, **given), streaming=True), BUFFER_SCHEMA)
+
+
+def batch(queue: Path, **given: object) -> BufferBatchReader:
+    return BufferBatchReader(BufferOptions.parse(options(queue, **given), streaming=False), BUFFER_SCHEMA)
 
 
 def rows(source: Any, tasks: Any) -> list[dict[str, Any]]:
@@ -154,6 +159,19 @@ def test_batches_that_somebody_consumed_are_a_loss_or_are_skipped(tmp_path: Path
     assert [row["value"] for row in found] == [b"b", b"c"]
     with pytest.raises(DataLossFound, match="has only reached 3"):
         lenient.partitions({"sequence": 0}, {"sequence": 9})
+
+
+def test_a_batch_of_a_queue_that_is_not_there_or_not_that_long_is_no_empty_one(tmp_path: Path) -> None:
+    produce(tmp_path / "queue", [b"a"])
+    with pytest.raises(NotFound, match="typo/manifest"):
+        batch(tmp_path / "queue", manifest="typo/manifest").partitions()
+    with pytest.raises(NotFound, match="ingest/manifest"):
+        batch(tmp_path / "typo").partitions()
+    assert not (tmp_path / "typo").exists()
+    with pytest.raises(DataLossFound, match="has only reached 1"):
+        batch(tmp_path / "queue", startingOffsets=9).partitions()
+    assert batch(tmp_path / "queue", startingOffsets=1).partitions() == []
+    assert batch(tmp_path / "queue", startingOffsets=9, failOnDataLoss=False).partitions() == []
 
 
 @pytest.mark.parametrize(

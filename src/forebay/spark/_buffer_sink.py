@@ -80,7 +80,7 @@ class BufferSinkOptions:
             batch_compression=cast("Compression", codec),
             entry_extension=True,
         )
-        return cls(options.deployment, config, options.given("writeId"), on_unknown)
+        return cls(options.deployment, config, options.identifier("writeId"), on_unknown)
 
 
 @dataclass(frozen=True)

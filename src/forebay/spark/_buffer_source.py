@@ -40,7 +40,7 @@ from pyspark.sql.types import (
 )
 
 from forebay.buffer import BufferConfig, ConsumedBatch, Consumer
-from forebay.errors import UsageError
+from forebay.errors import NotFound, UsageError
 from forebay.formats.buffer_manifest import Entry, Manifest
 from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._columns import arrow_schema, exact
@@ -235,9 +235,19 @@ class BufferBatchReader(_Reading, DataSourceReader):
         """The tasks."""
         with with_hints():
             manifest = self._manifest()
+            self._check_there(manifest)
             start = manifest.first_sequence if self.options.start is None else self.options.start
             end = manifest.next_sequence if self.options.end is None else self.options.end
-            return [*tasks_of(self._entries(max(start, 0), end), self.options.tasks_min)]
+            if start > manifest.next_sequence and self.options.fail_on_data_loss:
+                reached = f"the queue has only reached {manifest.next_sequence}"
+                raise DataLossFound(self.options.manifest, start=start, earliest=None, reason=reached)
+            return [*tasks_of(self._entries(start, end), self.options.tasks_min)]
+
+    def _check_there(self, manifest: Manifest) -> None:
+        """Raise for a queue that never was: a misspelt path must not pass for an empty queue."""
+        reader = self._client.buffer(self.options.config)
+        if not manifest.next_sequence and not self._client.run(reader.stats()).exists:
+            raise NotFound(self.options.manifest, hint="there is no queue here; check path and manifest")
 
 
 class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -89,7 +89,7 @@ class LogSinkOptions:
             options.given("topic"),
             options.count("partitions") or 1,
             cast("Codec", codec),
-            options.given("writeId"),
+            options.identifier("writeId"),
         )
 
 

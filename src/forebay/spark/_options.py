@@ -73,6 +73,8 @@ WRITE: Final[Mapping[Engine, tuple[str, ...]]] = {
     "buffer": ("manifest", "prefix", "compression", "writeId", "onUnknown"),
 }
 
+_IDENTIFIER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
 
 class Options:
     """The options of one source or sink, by their proper names."""
@@ -116,6 +118,16 @@ class Options:
         """An option, or None."""
         value = self._given.get(name.lower())
         return None if value is None else value.strip()
+
+    def identifier(self, name: str) -> str | None:
+        """A name under which something is kept, or None."""
+        value = self.given(name)
+        if value is not None and _IDENTIFIER.fullmatch(value) is None:
+            raise UsageError(
+                f"{name} is {value[:200]!r}",
+                hint="letters, digits, '.', '_', '-', up to 200, first a letter or digit",
+            )
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """true or false."""
