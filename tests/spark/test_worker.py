@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from forebay.spark import _session, _worker
@@ -40,13 +41,28 @@ def test_what_tasks_free_is_kept_from_the_first_task_on_and_nowhere_else(
 ) -> None:
     kept: list[int] = []
     monkeypatch.setattr(_worker, "_begun", set())
-    monkeypatch.setattr(_worker, "keep_free_memory", lambda: kept.append(1))
+    monkeypatch.setattr(_worker, "keep_free_memory", kept.append)
     _worker.begin()
     assert kept == []
     monkeypatch.setattr(_worker, "TaskContext", SimpleNamespace(get=object))
     _worker.begin()
     _worker.begin()
-    assert kept == [1]
+    assert kept == [_worker.KEPT_FREE_BYTES]
+
+
+@pytest.mark.parametrize(("told", "pool"), [(True, "system"), (False, pa.default_memory_pool().backend_name)])
+def test_arrow_shares_the_memory_of_a_worker_where_the_allocator_keeps_it(
+    told: bool, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = pa.default_memory_pool()
+    monkeypatch.setattr(_worker, "_begun", set())
+    monkeypatch.setattr(_worker, "keep_free_memory", lambda size: told)
+    monkeypatch.setattr(_worker, "TaskContext", SimpleNamespace(get=object))
+    try:
+        _worker.begin()
+        assert pa.default_memory_pool().backend_name == pool
+    finally:
+        pa.set_memory_pool(before)
 
 
 @pytest.mark.parametrize("is_set", [True, False])

@@ -18,15 +18,16 @@ __all__ = ["keep_free_memory"]
 MAPPED_FROM_BYTES: Final = 32 * 1024 * 1024
 """Blocks of this size and more are mapped one by one, and given back as they are freed."""
 KEPT_FREE_BYTES: Final = 2 * MAPPED_FROM_BYTES
-"""Bytes at the end of the heap that stay with the process when they are free."""
+"""Bytes at the end of the heap that stay with the process when they are free, unless it says otherwise."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 
-def keep_free_memory() -> bool:
+def keep_free_memory(kept_bytes: int = KEPT_FREE_BYTES) -> bool:
     """For the whole process: call it where the process is ours, never in a library.
 
-    Whether there was an allocator to tell: other C libraries have none of these bounds.
+    `kept_bytes` stay at the end of the heap when they are free, up to 2 GiB. Returns whether there was an
+    allocator to tell: other C libraries have none of these bounds.
     """
     try:
         tell = ctypes.CDLL(None).mallopt
@@ -34,6 +35,6 @@ def keep_free_memory() -> bool:
         return False
     told = [
         tell(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES),
-        tell(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES),
+        tell(_M_TRIM_THRESHOLD, kept_bytes),
     ]
     return all(told)

@@ -7,7 +7,8 @@ the collections that follow visit what the tasks themselves made.
 
 Tasks read and write objects of some megabytes, one after the other. What one frees the next one takes, so it
 stays with the process: fetching it from the kernel again took a third of the time of reading (see
-`forebay.kit.memory`).
+`forebay.kit.memory`). Arrow's own allocator gives back what is free a moment later, so Arrow takes its memory
+from the C library in here, as everything else does: of the page faults of a task that writes none is left.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import gc
 import os
 from typing import Final
 
+import pyarrow as pa
 from pyspark import TaskContext
 
 from forebay.kit.memory import keep_free_memory
@@ -24,6 +26,8 @@ __all__ = ["SLOTS_VARIABLE", "begin", "settle"]
 
 SLOTS_VARIABLE: Final = "FOREBAY_SPARK_SLOTS"
 """Variable of the environment that tells Python processes how many tasks run at once."""
+KEPT_FREE_BYTES: Final = 256 * 1024 * 1024
+"""Free memory that a worker keeps: a task that writes gathers 64 MiB, in order and as they came."""
 
 _begun: set[int] = set()
 _settled: set[int] = set()
@@ -33,7 +37,9 @@ def begin() -> None:
     """Keep what tasks free, once per worker. Does nothing outside of a task: other processes are not ours."""
     if os.getpid() not in _begun and TaskContext.get() is not None:
         _begun.add(os.getpid())
-        keep_free_memory()
+        # Elsewhere the allocator of the C library may be the worse one.
+        if keep_free_memory(KEPT_FREE_BYTES):
+            pa.set_memory_pool(pa.system_memory_pool())
 
 
 def settle() -> None:
