@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.figures._processes import ProcessTimes, processes
-from benchmarks.harness import CannotMeasure, Sample, Variant, Variants
+from benchmarks.harness import Bench, CannotMeasure, Sample, Variant, Variants
 from forebay import aio
 from forebay.log import AppendGroup
 
@@ -33,13 +33,13 @@ __all__ = [
     "fill",
     "job",
     "megabytes",
+    "memory_in_use",
     "on_one_core",
     "prepared_rows",
     "records",
     "session",
     "to_nowhere",
     "to_nowhere_as_stream",
-    "use_memory",
     "warm",
 ]
 
@@ -47,6 +47,9 @@ KEY_BYTES = 16
 PARTITIONS = 4
 APPEND_BYTES = 4 * 1024 * 1024
 MB = 1_000_000
+HOLE_PIECE_BYTES = 16 * 1024 * 1024
+FREE_SHARE = 10
+"""Part of the memory that may stay free."""
 _times = ProcessTimes(os.getpid())
 
 
@@ -132,17 +135,36 @@ def cpu_seconds(aside: int | None = None) -> float:
     return _times.seconds(aside)
 
 
-def use_memory(size: int) -> None:
-    """Use so much memory once and give it back; half of what is free, where that is less.
+@contextmanager
+def memory_in_use(bench: Bench) -> Iterator[None]:
+    """Memory as it is on a machine that has been up for a while: full of files that were read once.
 
-    A virtual machine gets its memory from the host when it first touches it, and charges that to whoever
-    happens to do so. This is meant to take it off the variants; how much it does was not shown.
+    A virtual machine may get its memory from the host page by page, when it is touched, and give back what
+    has been free for some seconds. Seen: 3 s of processor time for a gigabyte of new memory, ten times the
+    copying of a file into it, and all of it for whoever happens to be the first to touch it: who writes
+    files, or starts a process, and not who throws everything away. It came and went with what had run
+    before. Where no memory is free a new page is one that held an old file, at no such price for anybody.
+
+    The file that is read here is a single hole, so nothing comes from the disk; its pages are the first that
+    the kernel takes away when they are needed.
     """
-    free = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
-    with mmap.mmap(-1, max(mmap.PAGESIZE, min(size, free // 2))) as memory:
-        pages = np.frombuffer(memory, np.uint8)
-        pages[:: mmap.PAGESIZE] = 1
-        del pages
+    bench.say("filling memory with a file")
+    hole = bench.directory / "hole"
+    piece = bytearray(HOLE_PIECE_BYTES)
+    with hole.open("w+b", buffering=0) as file:
+        memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        # The kernel keeps some of it free in any case; and what others free meanwhile is not waited for.
+        file.truncate(2 * memory)
+        while _free_bytes() > memory // FREE_SHARE and file.readinto(piece):
+            pass
+    try:
+        yield
+    finally:
+        hole.unlink()
+
+
+def _free_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
 
 
 def job(work: Callable[[], float], cpu: Callable[[], float] = cpu_seconds) -> Variant:

@@ -16,6 +16,7 @@ import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,9 +27,9 @@ from benchmarks.figures._spark import (
     fill,
     job,
     megabytes,
+    memory_in_use,
     on_one_core,
     session,
-    use_memory,
     warm,
 )
 from benchmarks.figures._suite import suite
@@ -52,7 +53,6 @@ __all__ = ["spark_export_large", "spark_export_small"]
 
 SMALL, SMALL_ROWS = 100, 4_000_000
 LARGE, LARGE_ROWS = 1_000, 800_000
-MEMORY_BYTES = 6 << 30
 FACTS_BYTES = 16
 """Offset and time of a row, which count as its bytes."""
 
@@ -157,10 +157,11 @@ def spark_export_large(bench: Bench) -> Iterator[Variants]:
 
 def _measure(bench: Bench, rows: int, value_bytes: int) -> Iterator[Variants]:
     data = bench.directory / "log"
-    use_memory(MEMORY_BYTES)
-    bench.say("filling a topic")
-    asyncio.run(fill(data, rows, value_bytes))
-    with session(2) as spark:
+    with ExitStack() as stack:
+        stack.enter_context(memory_in_use(bench))
+        bench.say("filling a topic")
+        asyncio.run(fill(data, rows, value_bytes))
+        spark = stack.enter_context(session(2))
         exports = _Exports(data, bench.directory, rows, spark)
         delta = job(lambda: exports.export("delta"), _with_driver)
         delta, speed = megabytes(delta, KEY_BYTES + value_bytes + FACTS_BYTES)

@@ -36,13 +36,13 @@ from benchmarks.figures._spark import (
     fill,
     job,
     megabytes,
+    memory_in_use,
     on_one_core,
     prepared_rows,
     records,
     session,
     to_nowhere,
     to_nowhere_as_stream,
-    use_memory,
     warm,
 )
 from benchmarks.figures._suite import suite
@@ -54,7 +54,6 @@ __all__ = ["spark_read_large", "spark_read_small"]
 FILES = 8
 SMALL, SMALL_ROWS = 100, 4_000_000
 LARGE, LARGE_ROWS = 1_000, 1_000_000
-MEMORY_BYTES = 6 << 30
 FACTS_BYTES = 16
 """Offset and time of a row, which count as its bytes."""
 
@@ -84,11 +83,11 @@ def _parquet(data: Path, rows: int, value_bytes: int) -> None:
 def _variants(bench: Bench, rows: int, value_bytes: int) -> Iterator[Variants]:
     data, files, checkpoint = (bench.directory / name for name in ("data", "parquet", "checkpoint"))
     jars, connector = kafka_jars(bench.say), connector_jars(bench.say)
-    use_memory(MEMORY_BYTES)
-    bench.say("filling a topic")
-    asyncio.run(fill(data, rows, value_bytes))
-    _parquet(files, rows, value_bytes)
     with ExitStack() as stack:
+        stack.enter_context(memory_in_use(bench))
+        bench.say("filling a topic")
+        asyncio.run(fill(data, rows, value_bytes))
+        _parquet(files, rows, value_bytes)
         bench.say("starting Kafka and Spark")
         server = stack.enter_context(KafkaServer(jars, bench.directory / "kafka"))
         spark = stack.enter_context(session(spark_jars=connector))

@@ -14,7 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from benchmarks.figures._spark import PARTITIONS, cpu_seconds, job, prepared_rows, session, use_memory, warm
+from benchmarks.figures._spark import (
+    PARTITIONS,
+    cpu_seconds,
+    job,
+    memory_in_use,
+    prepared_rows,
+    session,
+    warm,
+)
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Measure, Variants, at_least, at_most
 from benchmarks.peers.kafka import Connector, KafkaServer, connector_jars, kafka_jars
@@ -22,7 +30,6 @@ from benchmarks.peers.kafka import Connector, KafkaServer, connector_jars, kafka
 __all__ = ["spark_sink"]
 
 ROWS, VALUE_BYTES = 1_000_000, 100
-MEMORY_BYTES = 6 << 30
 
 
 @suite.benchmark(
@@ -36,8 +43,8 @@ MEMORY_BYTES = 6 << 30
 def spark_sink(bench: Bench) -> Iterator[Variants]:
     """The same rows, kept, thrown away, and sent to Kafka."""
     jars, connector = kafka_jars(bench.say), connector_jars(bench.say)
-    use_memory(MEMORY_BYTES)
     with ExitStack() as stack:
+        stack.enter_context(memory_in_use(bench))
         bench.say("starting Kafka and Spark")
         server = stack.enter_context(KafkaServer(jars, bench.directory / "kafka"))
         spark = stack.enter_context(session(spark_jars=connector))
