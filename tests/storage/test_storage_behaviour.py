@@ -171,6 +171,7 @@ async def test_ranges_come_in_the_order_asked_for(site: Site, store: ObjectStore
     ]
     assert await store.get_ranges("k", [(4, 0), (5, 1), (10, 0)]) == [b"", b"5", b""]
     assert await store.get_ranges("k", []) == []
+    assert [bytes(each) for each in await store.view_ranges("k", [(8, 2), (0, 1)])] == [b"89", b"0"]
 
 
 @behaviour

@@ -23,7 +23,7 @@ def plain_bytes(data: bytes | memoryview) -> int:
     return size
 
 
-def whole_checksum(data: bytes) -> int:
+def whole_checksum(data: bytes | memoryview) -> int:
     """crc32c of the whole batch."""
     end = data[-_CHECKSUM.size :]
     [masked] = _CHECKSUM.unpack(end)

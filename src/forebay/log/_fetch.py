@@ -51,6 +51,7 @@ class Fetcher:
         policy: RetryPolicy,
         cache_bytes_max: int,
         requests_max: int,
+        maps_objects: bool = False,
         metrics: MetricsRegistry,
     ) -> None:
         self._store = store
@@ -58,6 +59,7 @@ class Fetcher:
         self._random = randomness
         self._policy = policy
         self._cache = _BatchCache(cache_bytes_max)
+        self._maps_objects = maps_objects
         self._turns = asyncio.Semaphore(requests_max)
         self._requests = metrics.counter("log.read_requests", "Objects asked for by log readers").labels()
         self._bytes = metrics.counter("log.read_bytes", "Bytes fetched by log readers").labels()
@@ -108,15 +110,17 @@ class Fetcher:
                 answers[slot] = batch
                 self._cache.put(slot, batch)
 
-    async def _get(self, uri: str, group: Sequence[Located]) -> list[bytes]:
+    async def _get(self, uri: str, group: Sequence[Located]) -> Sequence[bytes | memoryview]:
         key = key_of(self._store, uri)
         ranges = [_range(located) for located in group]
         wanted = [each for each in ranges if each is not None]
 
-        async def request() -> list[bytes]:
+        async def request() -> Sequence[bytes | memoryview]:
             async with self._turns:
                 self._requests.inc()
                 if len(wanted) == len(ranges):
+                    if self._maps_objects:
+                        return await self._store.view_ranges(key, wanted)
                     return await self._store.get_ranges(key, wanted)
                 whole = (await self._store.get(key)).data
                 return [whole if each is None else whole[each[0] : each[0] + each[1]] for each in ranges]
@@ -124,7 +128,7 @@ class Fetcher:
         return await retry(request, policy=self._policy, clock=self._clock, randomness=self._random)
 
 
-def decode_slice(located: Located, piece: bytes) -> BytesBatch:
+def decode_slice(located: Located, piece: bytes | memoryview) -> BytesBatch:
     """The batch of an entry, from its bytes; raises `DataLost` where they are not what the entry says."""
     entry = located.entry
     if entry.encoding != bytes_batch.ENCODING:

@@ -31,6 +31,8 @@ class ReaderConfig:
     """Objects fetched at the same time by one reader, for all its reads. At least 1."""
     cache_bytes_max: int = 128 * 1024 * 1024
     """Bytes of decoded batches kept for further reads of the same object. 0 keeps none."""
+    maps_objects: bool = False
+    """Whether what a local store has cached is read where it lies. A failing disk then ends the process."""
     attempts_max: int = 6
     """Lookups of one offset before an object that stays missing counts as lost. At least 1."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)

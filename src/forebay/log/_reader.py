@@ -80,6 +80,7 @@ class LogReader:
             policy=policy,
             cache_bytes_max=self._config.cache_bytes_max,
             requests_max=self._config.requests_max,
+            maps_objects=self._config.maps_objects,
             metrics=registry,
         )
         self._reads = registry.counter("log.reads", "Reads of a partition")

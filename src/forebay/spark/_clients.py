@@ -37,8 +37,9 @@ __all__ = ["Client", "Deployment", "client"]
 
 T = TypeVar("T")
 
-READER: Final = ReaderConfig(cache_bytes_max=0, prefetch_bytes_max=64 * 1024 * 1024)
-"""A task reads every byte once: nothing to keep, much to fetch ahead."""
+READER: Final = ReaderConfig(cache_bytes_max=0, prefetch_bytes_max=64 * 1024 * 1024, maps_objects=True)
+"""A task reads every byte once: nothing to keep, much to fetch ahead, and no copy where none is needed. Spark
+starts a worker again that has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,13 @@ class ObjectStore(abc.ABC):
     async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
         """Several byte ranges of one object, in the order asked for. Raises `InvalidRange` past the end."""
 
+    async def view_ranges(self, key: str, ranges: Sequence[Range]) -> Sequence[bytes | memoryview]:
+        """`get_ranges` for a process that may end: as views of the object where the store has it at hand.
+
+        What lies under such a view may end the process when it goes bad; see the store.
+        """
+        return await self.get_ranges(key, ranges)
+
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """One byte range."""
         [data] = await self.get_ranges(key, [(start, length)])

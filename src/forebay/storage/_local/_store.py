@@ -38,6 +38,7 @@ from forebay.storage._api import (
 from forebay.storage._handle import Handle
 from forebay.storage._local._errors import reported
 from forebay.storage._local._files import LocalFiles
+from forebay.storage._local._mapped import mapped_ranges
 from forebay.storage._local._reads import (
     WouldWait,
     cached_range,
@@ -124,6 +125,15 @@ class LocalStore(ObjectStore):
     async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
         """All ranges from one inode."""
         return await self._read(key, partial(read_ranges, ranges=ranges))
+
+    async def view_ranges(self, key: str, ranges: Sequence[Range]) -> Sequence[bytes | memoryview]:
+        """Mapped where they are large and cached: see `_mapped`."""
+        validate_key(key)
+        self._check()
+        try:
+            return mapped_ranges(self._files, key, ranges)
+        except WouldWait:
+            return await self.get_ranges(key, ranges)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """The same as `get_ranges` with one of them, on a shorter way."""
