@@ -6,7 +6,7 @@ waits for durability gets from the disk without further thought. Ours writes the
 every ingest; at 25 ms the crate answers before the sync, so ours keeps many batches in flight there, none of
 them counted before its sync.
 
-Turns are short and have a new directory each, and in a new directory ours fills two WAL files with zeros
+Turns are short and have a new directory each, and in a new directory ours fills four WAL files with zeros
 beside the first ingests. They are there before the clock starts, as at every later opening of a store in use;
 neither the crate nor the raw side makes anything of the kind.
 """
