@@ -39,15 +39,19 @@ def test_what_is_loaded_is_put_aside_once_and_only_in_a_task(monkeypatch: pytest
 def test_what_tasks_free_is_kept_from_the_first_task_on_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept: list[int] = []
+    kept: list[tuple[int, bool]] = []
+
+    def told(size: int, *, one_heap: bool) -> None:
+        kept.append((size, one_heap))
+
     monkeypatch.setattr(_worker, "_begun", set())
-    monkeypatch.setattr(_worker, "keep_free_memory", kept.append)
+    monkeypatch.setattr(_worker, "keep_free_memory", told)
     _worker.begin()
     assert kept == []
     monkeypatch.setattr(_worker, "TaskContext", SimpleNamespace(get=object))
     _worker.begin()
     _worker.begin()
-    assert kept == [_worker.KEPT_FREE_BYTES]
+    assert kept == [(_worker.KEPT_FREE_BYTES, True)]
 
 
 @pytest.mark.parametrize(("told", "pool"), [(True, "system"), (False, pa.default_memory_pool().backend_name)])
@@ -56,7 +60,7 @@ def test_arrow_shares_the_memory_of_a_worker_where_the_allocator_keeps_it(
 ) -> None:
     before = pa.default_memory_pool()
     monkeypatch.setattr(_worker, "_begun", set())
-    monkeypatch.setattr(_worker, "keep_free_memory", lambda size: told)
+    monkeypatch.setattr(_worker, "keep_free_memory", lambda size, *, one_heap: told)
     monkeypatch.setattr(_worker, "TaskContext", SimpleNamespace(get=object))
     try:
         _worker.begin()

@@ -8,7 +8,8 @@ the collections that follow visit what the tasks themselves made.
 Tasks read and write objects of some megabytes, one after the other. What one frees the next one takes, so it
 stays with the process: fetching it from the kernel again took a third of the time of reading (see
 `forebay.kit.memory`). Arrow's own allocator gives back what is free a moment later, so Arrow takes its memory
-from the C library in here, as everything else does: of the page faults of a task that writes none is left.
+from the C library in here, as everything else does, from one heap for all threads and blocks of all sizes. Of
+the page faults of a task that writes into a topic none is left, of one that exports 60 MB one in forty.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def begin() -> None:
     if os.getpid() not in _begun and TaskContext.get() is not None:
         _begun.add(os.getpid())
         # Elsewhere the allocator of the C library may be the worse one.
-        if keep_free_memory(KEPT_FREE_BYTES):
+        if keep_free_memory(KEPT_FREE_BYTES, one_heap=True):
             pa.set_memory_pool(pa.system_memory_pool())
 
 
