@@ -97,8 +97,9 @@ def test_wrong_usage_is_refused_before_anything_happens(
     ],
 )
 def test_wrong_usage_is_told_in_one_short_sentence(
-    forebay: Run, data: Path, words: list[str], message: str
+    forebay: Run, data: Path, tmp_path: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     ran = forebay(
         "spark", "export", "orders", "--to", "delta:t", *words, "--data", data, "--local", "-o", "json"
     )
@@ -119,8 +120,9 @@ def test_wrong_usage_is_told_in_one_short_sentence(
     ],
 )
 def test_a_directory_that_is_not_there_is_refused_and_not_made(
-    forebay: Run, tmp_path: Path, words: list[str]
+    forebay: Run, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     ran = forebay("spark", *words, "--data", tmp_path / "typo", "--local", "-o", "json")
     assert ran.code == 2, ran.err
     assert "no such directory" in ran.error["message"]
