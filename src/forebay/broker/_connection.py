@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any, Final, Protocol, cast
+from typing import Final, cast
 
 import numpy as np
 
@@ -34,10 +33,11 @@ try:
 except ImportError:  # The extra `broker`: tokens and messages are of use without it; the server says so.
     httptools = None  # type: ignore[assignment]
 
-from forebay.broker._http import Gone, Reply, Request, Response, head_bytes
-from forebay.broker._limits import HEADER_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, TARGET_BYTES_MAX, HttpLimits
+from forebay.broker._exchange import Exchange, Host
+from forebay.broker._http import Gone, Request, Response, head_bytes
+from forebay.broker._limits import HEADER_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, TARGET_BYTES_MAX
 
-__all__ = ["Connection", "Host"]
+__all__ = ["Connection"]
 
 _BODYLESS = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS"})
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -74,79 +74,6 @@ _NAMES: Final = {
 """Names as nearly all clients write them."""
 
 
-class Host(Protocol):
-    """What a connection needs of its server."""
-
-    limits: HttpLimits
-    stopping: bool
-    answer_bytes: int
-    """Bytes of answers that their clients have not taken; connections keep it."""
-    inbox: memoryview
-    """Where bytes of any connection arrive. They are parsed, and what is kept is copied, before the next ones
-    are asked for."""
-
-    def opened(self, connection: Connection) -> bool:
-        """Note a new connection; whether there is room for it."""
-        ...
-
-    @property
-    def crowded(self) -> bool:
-        """Whether so many connections are open that a further one is not even told so."""
-        ...
-
-    def closed(self, connection: Connection) -> None:
-        """Forget a connection."""
-        ...
-
-    def has_room(self, size: int) -> bool:
-        """Whether there is room for a body of so many bytes now."""
-        ...
-
-    def take_body(self, size: int) -> bool:
-        """Reserve bytes for a body; whether there is room."""
-        ...
-
-    def give_body(self, size: int) -> None:
-        """Give them back."""
-        ...
-
-    def refused(self, status: int, kind: str, message: str, hint: str) -> Response:
-        """The answer to a request that was not handed on."""
-        ...
-
-    def hand_on(self, request: Request, reply: Reply) -> None:
-        """A request is whole: its handler is called a moment later, after those that came before it."""
-        ...
-
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine that outlives this call."""
-        ...
-
-
-class _Exchange:
-    """A request and its answer."""
-
-    __slots__ = ("body_bytes", "chunks", "connection", "head_only", "keep_alive", "response", "streaming")
-
-    def __init__(
-        self, connection: Connection, *, keep_alive: bool, head_only: bool, body_bytes: int, chunks: bool
-    ) -> None:
-        self.connection = connection
-        self.keep_alive = keep_alive
-        self.head_only = head_only
-        self.body_bytes = body_bytes
-        self.chunks = chunks
-        """Whether the client understands a stream in chunks: HTTP/1.0 has none."""
-        self.response: Response | None = None
-        self.streaming = False
-
-    def reply(self, response: Response) -> None:
-        """The answer is there."""
-        self.response = response
-        self.connection.send_ready()
-        self.connection.count_answers()
-
-
 class Connection(asyncio.BufferedProtocol):
     """The protocol of one connection."""
 
@@ -157,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._peer = ""
         self._gone = Gone()
-        self._exchanges: deque[_Exchange] = deque()
+        self._exchanges: deque[Exchange] = deque()
         self._unread = False
         """There may be bytes of a refused request that nobody reads."""
         self._refusing = False
@@ -456,7 +383,7 @@ class Connection(asyncio.BufferedProtocol):
             self._has_length or method in _BODYLESS,
             self._gone,
         )
-        exchange = _Exchange(
+        exchange = Exchange(
             self,
             keep_alive=self._parser.should_keep_alive() and not self._eof,
             head_only=method == b"HEAD",
@@ -509,7 +436,7 @@ class Connection(asyncio.BufferedProtocol):
         self._host.answer_bytes += untaken - self._untaken
         self._untaken = untaken
 
-    def _ends(self, exchange: _Exchange, response: Response) -> bool:
+    def _ends(self, exchange: Exchange, response: Response) -> bool:
         alone = len(self._exchanges) == 1
         return (
             response.close
@@ -529,7 +456,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             transport.writelines([head, response.body])
 
-    async def _send_stream(self, exchange: _Exchange, response: Response) -> None:
+    async def _send_stream(self, exchange: Exchange, response: Response) -> None:
         transport = self._transport
         assert transport is not None and response.stream is not None
         # Without chunks the end of the stream is the end of the connection.
@@ -548,7 +475,7 @@ class Connection(asyncio.BufferedProtocol):
                 transport.write(b"0\r\n\r\n")
             self._finish(exchange, True)
 
-    def _finish(self, exchange: _Exchange, last: bool) -> None:
+    def _finish(self, exchange: Exchange, last: bool) -> None:
         if self._exchanges and self._exchanges[0] is exchange:
             self._exchanges.popleft()
             self._host.give_body(exchange.body_bytes)
@@ -611,7 +538,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._refusing = self._unread = True
         self._drop_body()
-        exchange = _Exchange(self, keep_alive=False, head_only=False, body_bytes=0, chunks=False)
+        exchange = Exchange(self, keep_alive=False, head_only=False, body_bytes=0, chunks=False)
         exchange.response = self._host.refused(status, kind, message, hint)
         self._exchanges.append(exchange)
         self._deadline = None
