@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class Clients:
                     parts.coordinator,
                     clock=parts.clock,
                     randomness=parts.randomness,
-                    config=ReaderConfig(cache_bytes_max=0),
+                    config=ReaderConfig(cache_bytes_max=0, maps_objects=_is_started_again()),
                 )
             return self._readers[key]
 
@@ -114,6 +115,12 @@ class Clients:
         """What an asynchronous scan yields, several batches at a time."""
         while some := self.run(_some(batches)):
             yield some
+
+
+def _is_started_again() -> bool:
+    """Whether this is a worker of Spark, which may end: what is mapped ends it where a disk fails."""
+    pyspark = sys.modules.get("pyspark")
+    return pyspark is not None and pyspark.TaskContext.get() is not None
 
 
 async def _some(batches: AsyncIterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
