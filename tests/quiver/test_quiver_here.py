@@ -237,7 +237,8 @@ async def test_frame_waits_for_a_file_that_the_lane_still_closes(tmp_path: Path)
     item = append(log)
     assert not item.done.done()
     may_close.set()
-    await item.done
+    await log.outcome(item)
+    await until_here(log)  # The lane had it this once.
     await log.close()
     await disk.close()
 

@@ -15,7 +15,7 @@ outcome takes the same way as one of the lane's, only that it is known when `app
 lets the loop go on once, for a producer whose frames are never waited for would keep it to himself.
 
 Rejected: to split a large crowd, so that one half is synced while the other comes. With 64 producers it was
-measured to be no quicker, and slower where syncs are fast.
+quicker on a busy disk and slower where syncs are fast: not enough for what it adds here.
 
 **Failures.** A write that fails (a full disk) is cut back to the last good end and the cut is synced: those
 callers get `NotDone`, later ones may succeed. A sync that fails, of data or of a directory, latches: the
@@ -286,13 +286,14 @@ class GroupLog:
             pieces.append(before)
             pieces += item.body
             pieces.append(behind)
-        self._is_turn_taken = self._is_turn_taken or is_here
         run = self._disk.run_here if is_here else self._disk.submit
         run(
             self._lane,
             partial(_write_and_sync, file, active.size, pieces),
             partial(self._written, group),
         )
+        if is_here and group[0].done.done():  # otherwise something of the lane was under way, and it did it
+            self._is_turn_taken = True
 
     def _written(self, group: list[Item], result: object, problem: BaseException | None) -> None:
         self._files.wrote(0 if problem else sum(item.size for item in group), group[-1].sequence)
