@@ -1,4 +1,4 @@
-"""A producer who is alone is written and synced in the event loop's own thread: when, and that it changes
+"""What everybody waits for is written and synced in the event loop's own thread: when, and that it changes
 nothing else."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import errno
 import os
+import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -141,6 +142,52 @@ def test_who_comes_second_in_a_turn_of_the_loop_collects_a_group() -> None:
     simulate(scenario)
 
 
+def test_crowd_that_is_all_there_is_written_here_and_one_that_is_not_by_the_lane() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        groups: list[int] = []
+        log = started(disk, world, on_durable=lambda group: groups.append(len(group)))
+        await until_here(log)
+        await asyncio.gather(*(append(log).done for _ in range(16)))
+        groups.clear()
+
+        async def run(count: int, *, waited_for: int) -> bool:
+            """Whether a group of so many frames is written here."""
+            here = disk.run_here_count
+            items = [append(log, is_waited_for=number < waited_for) for number in range(count)]
+            assert not any(item.done.done() for item in items), "the loop goes on first"
+            await asyncio.gather(*(item.done for item in items))
+            return disk.run_here_count > here
+
+        assert await run(16, waited_for=16)
+        assert await run(20, waited_for=20), "newcomers are welcome"
+        assert not await run(19, waited_for=19), "somebody is missing, and may come meanwhile"
+        assert await run(19, waited_for=19)
+        assert not await run(19, waited_for=18), "somebody has something else to do"
+        assert await run(19, waited_for=19)
+        disk.delays["wal"] = 1.0
+        assert not await run(18, waited_for=18)
+        assert not await run(18, waited_for=18), "the disk is slow"
+        assert groups == [16, 20, 19, 19, 19, 19, 18, 18], "one sync each"
+        await log.close()
+        assert frames(disk) == list(range(1, log.next_sequence))
+
+    simulate(scenario)
+
+
+def test_crowd_with_much_to_write_is_left_to_the_lane() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        log = started(disk, world)
+        await until_here(log)
+        for body, is_here in ((b"x", True), (bytes(HERE_BYTES_MAX // 4), False), (b"x", True)):
+            await asyncio.gather(*(append(log).done for _ in range(4)))
+            here = disk.run_here_count
+            await asyncio.gather(*(append(log, body).done for _ in range(4)))
+            assert (disk.run_here_count > here) is is_here
+        await log.close()
+
+    simulate(scenario)
+
+
 def test_producers_of_a_crowd_share_syncs_after_one_of_them_was_alone() -> None:
     async def scenario(world: World, disk: SimDisk) -> None:
         async with store(world, disk) as quiver:
@@ -261,22 +308,34 @@ FAULTS: dict[str, list[tuple[str, str, int]]] = {
 }
 
 
-def outcome_of_faults(faults: Sequence[tuple[str, str, int]], *, is_here: bool) -> list[object]:
-    """Whatever can be seen of a failed write and of two frames behind it."""
+class Half(random.Random):
+    """Every write that fails is torn in the middle, whatever else was left to chance before."""
+
+    def randint(self, a: int, b: int) -> int:
+        return (a + b) // 2
+
+
+def outcome_of_faults(
+    faults: Sequence[tuple[str, str, int]], *, is_here: bool, producers: int = 1
+) -> list[object]:
+    """Whatever can be seen of a failed write and of two groups of frames behind it."""
 
     async def scenario(world: World, disk: SimDisk) -> list[object]:
         log = started(disk, world)
         await until_here(log)
+        while log._crowd != producers:
+            await asyncio.gather(*(append(log).done for _ in range(producers)))
         first, begin = log.next_sequence, len(disk.history)
         disk.faults += faults
+        disk.rng = Half(0)
         seen: list[object] = []
         for _ in range(3):
             here = disk.run_here_count
             try:
-                item = append(log, b"y" * 100, is_waited_for=is_here)
-                await asyncio.gather(log.outcome(item), return_exceptions=True)
+                items = [append(log, b"y" * 100, is_waited_for=is_here) for _ in range(producers)]
+                await asyncio.gather(*map(log.outcome, items), return_exceptions=True)
                 assert disk.run_here_count == here + is_here
-                seen.append(repr(item.done.exception()))
+                seen += [repr(item.done.exception()) for item in items]
             except QuiverFailed as error:
                 seen.append(f"refused: {error}")
         active = log._files.active
@@ -290,9 +349,12 @@ def outcome_of_faults(faults: Sequence[tuple[str, str, int]], *, is_here: bool) 
     return simulate(scenario)
 
 
+@pytest.mark.parametrize("producers", [1, 5])
 @pytest.mark.parametrize("name", FAULTS)
-def test_failure_here_is_that_of_the_lane(name: str) -> None:
-    here, lane = (outcome_of_faults(FAULTS[name], is_here=each) for each in (True, False))
+def test_failure_here_is_that_of_the_lane(name: str, producers: int) -> None:
+    here, lane = (
+        outcome_of_faults(FAULTS[name], is_here=each, producers=producers) for each in (True, False)
+    )
     assert here == lane
     assert here[0] != "None"
 

@@ -4,15 +4,19 @@
 runs, the next group collects, so groups follow the load without a timer; `flush_interval_ms` can only make a
 group wait longer. All state belongs to the event loop; the lane writes and syncs. `_log_files` has the files.
 
-**Here.** For whoever is alone the way to the lane's thread and back costs as much as half his sync. His frame
-is written and synced in the event loop's own thread where all of this holds, and by the lane otherwise: he
-waits for this very frame; whoever came before him was alone; nothing of the lane is under way, so that frames
-keep their order; the active file has room; the frame has at most `HERE_BYTES_MAX` bytes; syncs took at most
-`QUICK_SYNC_S` of late, on a moving average, so that a slow one sends everybody to the lane until quick ones
-have made up for it; and nobody else was written here in this turn of the loop. Who comes second in a turn is
-a crowd and collects a group: one sync here never becomes a row of syncs that others should have shared. The
-outcome takes the same way as one of the lane's, only that it is known when `append` returns; `outcome` then
-lets the loop go on once, for a producer whose frames are never waited for would keep it to himself.
+**Here.** While everybody waits for one sync, a thread of its own for it helps nobody, and the way there and
+back costs as much as half a sync. So a group is written and synced in the event loop's own thread where all
+of this holds, and by the lane otherwise: each of its callers waits for his frame; they are as many as there
+were at the last sync, waiting or about to, so that nobody is missing who could use the time to come; nothing
+of the lane is under way, so that frames keep their order; the active file has room; the group has at most
+`HERE_BYTES_MAX` bytes; syncs took at most `QUICK_SYNC_S` of late, on a moving average, so that a slow one
+sends everybody to the lane until quick ones have made up for it.
+
+Whoever was alone the last time is written at once, within `append`, but only one in each turn of the loop:
+who comes second in a turn is a crowd and collects a group, for one sync here must never become a row of syncs
+that others should have shared. The outcome takes the same way as one of the lane's, only that it is known
+when `append` returns; `outcome` then lets the loop go on once, for a producer whose frames are never waited
+for would keep it to himself.
 
 Rejected: to split a large crowd, so that one half is synced while the other comes. With 64 producers it was
 quicker on a busy disk and slower where syncs are fast: not enough for what it adds here.
@@ -47,7 +51,7 @@ __all__ = ["GroupLog", "Item"]
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 """Bytes at which a group of a Quiver log is closed, so that one write stays short."""
 HERE_BYTES_MAX: Final = 1024 * 1024
-"""Largest frame that is written in the event loop's thread. For larger ones the way to a lane is nothing."""
+"""Largest group that is written in the event loop's thread. For larger ones the way to a lane is nothing."""
 QUICK_SYNC_S: Final = 0.001
 """Seconds, on average, up to which a write and its sync may keep the event loop."""
 _PACE_WEIGHT: Final = 1 / 8
@@ -96,8 +100,10 @@ class GroupLog:
         self._is_working = False
         self._crowd = 0
         self._is_eager = settings.is_eager and not settings.flush_interval_ms
+        self._is_waited_for = True
+        """Whether everybody whose frame is in `_pending` does nothing else until it is durable."""
         self._is_turn_taken = False
-        """Whether a frame was written here in this turn of the loop."""
+        """Whether a frame was written here in this turn of the loop, at once."""
         self._pace_s = 2 * QUICK_SYNC_S
         """A moving average of what syncs took. A disk that is not known yet counts as a slow one."""
         self._began = 0.0
@@ -175,6 +181,7 @@ class GroupLog:
         item = Item(self.next_sequence, type_, time_ns, body, size, payload, done, answer)
         self.next_sequence += 1
         self._pending.append(item)
+        self._is_waited_for = self._is_waited_for and is_waited_for
         self.pending_bytes += size
         if self.oldest_pending_at is None:
             self.oldest_pending_at = self._clock.monotonic()
@@ -186,8 +193,8 @@ class GroupLog:
             if self._crowd == 1 and self._is_eager and not self._is_turn_taken:
                 # Whoever came last was alone: there is nobody to wait for, and a turn of the loop costs him
                 # a tenth of his sync.
-                is_quick = size <= HERE_BYTES_MAX and self._pace_s <= QUICK_SYNC_S
-                self._hand_over(is_here=is_waited_for and is_quick)
+                self._hand_over()
+                self._is_turn_taken = done.done()
             else:
                 self._go_on()
         return item
@@ -243,14 +250,17 @@ class GroupLog:
                     each.cancel()
         self._hand_over()
 
-    def _hand_over(self, *, is_here: bool = False) -> None:
+    def _hand_over(self) -> None:
+        size, is_waited_for = self.pending_bytes, self._is_waited_for
         group = self._take_group()
         if not group:  # the log has failed in the meantime
             self._rest()
             return
         self._began = self._clock.monotonic()
         if self._files.has_room(sum(item.size for item in group)):
-            self._write(group, is_here=is_here)
+            is_quick = size <= HERE_BYTES_MAX and self._pace_s <= QUICK_SYNC_S
+            is_everybody = is_waited_for and len(group) >= self._crowd
+            self._write(group, is_here=self._is_eager and is_everybody and is_quick)
         else:
             self._files.begin(group[0].sequence, partial(self._begun, group))
 
@@ -267,6 +277,7 @@ class GroupLog:
             group, self._pending = self._pending[:count], self._pending[count:]
         if not self._pending:
             self._urgent.clear()
+            self._is_waited_for = True
         return group
 
     def _begun(self, group: list[Item], problem: BaseException | None) -> None:
@@ -292,8 +303,6 @@ class GroupLog:
             partial(_write_and_sync, file, active.size, pieces),
             partial(self._written, group),
         )
-        if is_here and group[0].done.done():  # otherwise something of the lane was under way, and it did it
-            self._is_turn_taken = True
 
     def _written(self, group: list[Item], result: object, problem: BaseException | None) -> None:
         self._files.wrote(0 if problem else sum(item.size for item in group), group[-1].sequence)
