@@ -112,8 +112,9 @@ def encode(
 
 def encode_pieces(
     batch: pa.RecordBatch, signal: str, context: Mapping[str, str], codec: str, form: SchemaForm
-) -> tuple[list[bytes | memoryview], int]:
-    """The body in pieces, so that the data is copied once, by Arrow; and the logical size of the batch."""
+) -> tuple[list[bytes | memoryview], int, int]:
+    """The body in pieces, so that the data is copied once, by Arrow; their bytes; and the logical size of the
+    batch."""
     name, extra = _text("the signal type", signal), b""
     if len(name) > SIGNAL_BYTES_MAX:
         raise LimitExceeded("SIGNAL_BYTES_MAX", limit=SIGNAL_BYTES_MAX, actual=len(name))
@@ -128,12 +129,12 @@ def encode_pieces(
         message = memoryview(batch.serialize())
         # The message of a slice has the slice alone, and asking Arrow to count again costs more than this.
         size = len(message)
-        stream: tuple[bytes | memoryview, ...] = (form.message, message, _END_OF_STREAM)
-    else:
-        size = batch.nbytes
-        stream = (b"", _stream(batch, codec))
+        head = _HEAD.pack(form.fingerprint, batch.num_rows, 0, len(name), len(extra), size)
+        before = b"".join((head, name, extra, form.message))
+        return [before, message, _END_OF_STREAM], len(before) + size + len(_END_OF_STREAM), size
+    size, stream = batch.nbytes, _stream(batch, codec)
     head = _HEAD.pack(form.fingerprint, batch.num_rows, CODECS.index(codec), len(name), len(extra), size)
-    return [b"".join((head, name, extra, stream[0])), *stream[1:]], size
+    return [head + name + extra, stream], len(head) + len(name) + len(extra) + len(stream), size
 
 
 def _text(what: str, value: object) -> bytes:

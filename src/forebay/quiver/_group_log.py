@@ -15,7 +15,7 @@ sends everybody to the lane until quick ones have made up for it.
 Whoever was alone the last time is written at once, within `append`, but only one in each turn of the loop:
 who comes second in a turn is a crowd and collects a group, for one sync here must never become a row of syncs
 that others should have shared. The outcome takes the same way as one of the lane's, only that it is known
-when `append` returns; `outcome` then lets the loop go on once, for a producer whose frames are never waited
+when `append` returns; `next_turn` then lets the loop go on once, for a producer whose frames are never waited
 for would keep it to himself.
 
 Rejected: to split a large crowd, so that one half is synced while the other comes. With 64 producers it was
@@ -35,9 +35,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from forebay.errors import Closed, ForebayError, OutcomeUnknown
 from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, check_body, encode_frame
@@ -58,8 +59,7 @@ _PACE_WEIGHT: Final = 1 / 8
 """What the last sync counts in that average. One of 100 ms is made up for by some twenty of 0.1 ms."""
 
 
-@dataclass(slots=True)
-class Item:
+class Item(msgspec.Struct):
     """One frame on its way."""
 
     sequence: int
@@ -153,6 +153,7 @@ class GroupLog:
         """Go on behind what recovery found."""
         self._files.start(files, next_generation, spares)
         self.next_sequence = self._unsettled = next_sequence
+        self._loop = asyncio.get_running_loop()
         self._is_open = True
 
     def append(
@@ -177,7 +178,7 @@ class GroupLog:
             raise Closed("the store is closed", hint="open it again")
         check_body(size)
         size += FRAME_OVERHEAD_BYTES
-        done = asyncio.get_running_loop().create_future()
+        done = self._loop.create_future()
         item = Item(self.next_sequence, type_, time_ns, body, size, payload, done, answer)
         self.next_sequence += 1
         self._pending.append(item)
@@ -199,15 +200,13 @@ class GroupLog:
                 self._go_on()
         return item
 
-    async def outcome(self, item: Item) -> Any:
-        """Wait for a frame that was appended with `is_waited_for`, and give its answer."""
-        if item.done.done():
-            try:
-                # Whoever is ready comes now, in the same turn: see the module.
-                await asyncio.sleep(0)
-            finally:
-                self._is_turn_taken = False
-        return await item.done
+    async def next_turn(self) -> None:
+        """For whoever finds `item.done` over when `append` returns: wait here before going on."""
+        try:
+            # Whoever is ready comes now, in the same turn: see the module.
+            await asyncio.sleep(0)
+        finally:
+            self._is_turn_taken = False
 
     async def has_room(self, bytes_max: int) -> None:
         """Wait until fewer than `bytes_max` bytes wait, or the log has failed."""
@@ -236,7 +235,7 @@ class GroupLog:
         if self._interval_s:
             self._pacing = asyncio.ensure_future(self._pause())
         else:
-            asyncio.get_running_loop().call_soon(self._hand_over)
+            self._loop.call_soon(self._hand_over)
 
     async def _pause(self) -> None:
         seconds = self._synced_at + self._interval_s - self._clock.monotonic()
@@ -251,21 +250,23 @@ class GroupLog:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        size, is_waited_for = self.pending_bytes, self._is_waited_for
-        group = self._take_group()
+        is_waited_for = self._is_waited_for
+        group, size = self._take_group()
         if not group:  # the log has failed in the meantime
             self._rest()
             return
         self._began = self._clock.monotonic()
-        if self._files.has_room(sum(item.size for item in group)):
-            is_quick = size <= HERE_BYTES_MAX and self._pace_s <= QUICK_SYNC_S
+        if self._files.has_room(size):
             is_everybody = is_waited_for and len(group) >= self._crowd
-            self._write(group, is_here=self._is_eager and is_everybody and is_quick)
+            is_quick = size <= HERE_BYTES_MAX and self._pace_s <= QUICK_SYNC_S
+            self._write(group, size, is_here=self._is_eager and is_everybody and is_quick)
         else:
-            self._files.begin(group[0].sequence, partial(self._begun, group))
+            self._files.begin(group[0].sequence, partial(self._begun, group, size))
 
-    def _take_group(self) -> list[Item]:
-        if self.pending_bytes < GROUP_BYTES_MAX:
+    def _take_group(self) -> tuple[list[Item], int]:
+        """Frames to be written together, and their bytes."""
+        size = sum(item.size for item in self._pending)
+        if size < GROUP_BYTES_MAX:
             group, self._pending = self._pending, []
         else:
             size, count = 0, 0
@@ -278,15 +279,15 @@ class GroupLog:
         if not self._pending:
             self._urgent.clear()
             self._is_waited_for = True
-        return group
+        return group, size
 
-    def _begun(self, group: list[Item], problem: BaseException | None) -> None:
+    def _begun(self, group: list[Item], size: int, problem: BaseException | None) -> None:
         if problem is None and self.failure is None:
-            self._write(group)
+            self._write(group, size)
         else:
-            self._settle(group, self.failure or problem)
+            self._settle(group, size, self.failure or problem)
 
-    def _write(self, group: list[Item], *, is_here: bool = False) -> None:
+    def _write(self, group: list[Item], size: int, *, is_here: bool = False) -> None:
         file, active = self._files.handle, self._files.active
         assert file is not None
         assert active is not None
@@ -301,15 +302,15 @@ class GroupLog:
         run(
             self._lane,
             partial(_write_and_sync, file, active.size, pieces),
-            partial(self._written, group),
+            partial(self._written, group, size),
         )
 
-    def _written(self, group: list[Item], result: object, problem: BaseException | None) -> None:
-        self._files.wrote(0 if problem else sum(item.size for item in group), group[-1].sequence)
-        self._settle(group, problem)
+    def _written(self, group: list[Item], size: int, result: object, problem: BaseException | None) -> None:
+        self._files.wrote(0 if problem else size, group[-1].sequence)
+        self._settle(group, size, problem)
 
-    def _settle(self, group: list[Item], problem: BaseException | None) -> None:
-        seconds = self._measure(group)
+    def _settle(self, group: list[Item], size: int, problem: BaseException | None) -> None:
+        seconds = self._measure(group, size)
         self._unsettled = group[-1].sequence + 1
         self.oldest_pending_at = self._synced_at if self._pending else None
         self._room.set()
@@ -331,12 +332,11 @@ class GroupLog:
         else:
             self._rest()
 
-    def _measure(self, group: list[Item]) -> float:
+    def _measure(self, group: list[Item], size: int) -> float:
         """What a group that is over says of the crowd and of the disk. Returns the seconds that it took."""
         self._synced_at = self._clock.monotonic()
         seconds = self._synced_at - self._began
         self._crowd = len(group) + len(self._pending)
-        size = sum(item.size for item in group)
         self.pending_bytes -= size
         if size <= HERE_BYTES_MAX:
             # Larger ones take longer on any disk, and are not written here anyway.

@@ -20,10 +20,10 @@ import logging
 import os
 import random
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
 import pyarrow as pa
 
 from forebay.errors import Backpressure, Closed, ForebayError, LimitExceeded, UsageError
@@ -33,11 +33,12 @@ from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, WAL_MAGIC, check_
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver._acks import Acks
+from forebay.quiver._admission import Admission
 from forebay.quiver._backlog import Backlog
 from forebay.quiver._budget import Budget, OwnBudget
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Deliveries, Delivery
-from forebay.quiver._disk import Disk, Piece
+from forebay.quiver._disk import Disk
 from forebay.quiver._errors import DirectoryInUse, from_os_error
 from forebay.quiver._finalizer import Finalizer
 from forebay.quiver._gauges import Gauges
@@ -54,7 +55,7 @@ from forebay.quiver._runs import RunSet
 from forebay.quiver._segment_file import Batch, SegmentInfo
 from forebay.quiver._selection import Selection
 from forebay.quiver._stats import QuiverStats, collect
-from forebay.quiver._submission import Forms, check_batch, context_of
+from forebay.quiver._submission import Forms, context_of
 
 __all__ = ["Quiver", "Receipt"]
 
@@ -63,10 +64,11 @@ SUBSCRIBERS_MAX: Final = 1_000
 """Subscribers of one Quiver store: each is asked about each segment."""
 YIELD_BYTES: Final = 512 * 1024
 """Encoded bytes that one producer may queue before others get a turn."""
+SLACK_BYTES: Final = 64 * 1024
+"""Bytes, and as many again as a batch has, that it may keep in memory besides its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """A batch that is durable."""
 
     sequence: int
@@ -98,7 +100,6 @@ class Quiver:
         self._random = randomness or random.SystemRandom()
         self._metrics = QuiverMetrics(metrics or MetricsRegistry())
         self._group_series = GroupSeries(self._metrics)
-        self._open_bytes_max = max(self._config.open_bytes_max, 2 * self._config.segment_bytes)
         self._forms = Forms()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
@@ -161,7 +162,7 @@ class Quiver:
             ),
             clock,
             on_durable=self._durable,
-            on_sync=self._group_series.synced,
+            on_sync=self._synced,
             may_fill=lambda size: not self._retention.is_over(size),
         )
         self._finalizer = Finalizer(
@@ -192,6 +193,7 @@ class Quiver:
                 self._backlog,
             )
         )
+        self._admission = Admission(config, self._wal, self._finalizer, self._retention, self._check_open)
         self._acks.start(
             found.ack_files,
             found.next_ack_generation,
@@ -310,7 +312,9 @@ class Quiver:
         """
         try:
             item = await self._queue(batch, signal, context, is_waited_for=True)
-            receipt: Receipt = await self._wal.outcome(item)
+            if item.done.done():
+                await self._wal.next_turn()
+            receipt: Receipt = await item.done
             return receipt
         except ForebayError as error:
             failure = "backpressure" if isinstance(error, Backpressure) else "error"
@@ -326,6 +330,7 @@ class Quiver:
         WAL is full, and raises what `ingest` raises before the batch is queued; the future has the rest.
         """
         item = await self._queue(batch, signal, context)
+        self._kept_loop_bytes += item.size
         if self._kept_loop_bytes >= YIELD_BYTES:
             # A producer that never waits would keep the loop, and with it the syncs, from going on.
             self._kept_loop_bytes = 0
@@ -341,33 +346,29 @@ class Quiver:
         is_waited_for: bool = False,
     ) -> Item:
         self._check_open()
-        check_batch(batch)
         wal, config = self._wal, self._config
+        form = self._forms.of(batch)
         if wal.pending_bytes >= config.pending_bytes_max:
             await wal.has_room(config.pending_bytes_max)
-        form = self._forms.of(batch)
         context = context_of(given)
-        pieces, size = quiver_wal.encode_pieces(batch, signal, context, config.wal_codec, form)
-        length = sum(map(len, pieces))
+        pieces, length, size = quiver_wal.encode_pieces(batch, signal, context, config.wal_codec, form)
         check_body(length)
-        if self._finalizer.bytes + wal.pending_bytes > self._open_bytes_max:
-            await self._admit_to_memory()
         need = max(length, size) + FRAME_OVERHEAD_BYTES
-        if self._retention.is_over(need):
-            await self._retention.admit(need)
-        if wal.projected_bytes(length + FRAME_OVERHEAD_BYTES) > config.wal_bytes_max:
-            await self._admit_to_wal(length + FRAME_OVERHEAD_BYTES)
+        if need > self._retention.granted:
+            await self._admission.admit(need, length + FRAME_OVERHEAD_BYTES)
+        self._retention.granted -= need
+        if batch.get_total_buffer_size() > 2 * size + SLACK_BYTES:
+            # A slice would hold on to a parent many times its size.
+            batch = quiver_wal.decode(b"".join(pieces)).batch
         now_ms = self._clock.now_ms()
         # The log gives this number to the next frame, and nothing is awaited until then.
         number = wal.next_sequence
-        held = Batch(number, now_ms, self._held(batch, size, pieces), context, size)
-        self._kept_loop_bytes += length
         return wal.append(
             ENTRY_TYPE,
             now_ms * 1_000_000,
             pieces,
             length,
-            (signal, form.fingerprint, held),
+            (signal, form.fingerprint, Batch(number, now_ms, batch, context, size)),
             Receipt(number, now_ms),
             is_waited_for=is_waited_for,
         )
@@ -379,43 +380,6 @@ class Quiver:
         self._finalizer.freeze_all()
         await self._finalizer.settled()
 
-    def _held(self, batch: pa.RecordBatch, size: int, pieces: list[Piece]) -> pa.RecordBatch:
-        """The batch to keep in memory: not a slice that holds on to a parent many times its size."""
-        if batch.get_total_buffer_size() <= 2 * size + 65_536:
-            return batch
-        return quiver_wal.decode(b"".join(pieces)).batch
-
-    async def _admit_to_memory(self) -> None:
-        """Wait while more is in memory than segments can be written of."""
-        finalizer = self._finalizer
-        while finalizer.bytes + self._wal.pending_bytes > self._open_bytes_max:
-            if finalizer.problem is not None:
-                raise finalizer.problem
-            await self._wal.drained()
-            finalizer.freeze_all()
-            if not finalizer.is_busy:
-                return
-            await finalizer.changed()
-            self._check_open()
-
-    async def _admit_to_wal(self, more: int) -> None:
-        """Wait while the WAL is full of what is not in segments yet."""
-        wal, bound = self._wal, self._config.wal_bytes_max
-        while wal.projected_bytes(more) > bound:
-            await self._retention.trim()
-            if wal.projected_bytes(more) > bound:
-                await wal.drop_spares()
-            if wal.projected_bytes(more) <= bound:
-                return
-            if self._finalizer.problem is not None:
-                raise self._finalizer.problem
-            await wal.drained()
-            self._finalizer.freeze_all()
-            if not self._finalizer.is_busy:
-                return
-            await self._finalizer.changed()
-            self._check_open()
-
     def _durable(self, group: list[Item]) -> None:
         rows: dict[str, int] = {}
         add = self._finalizer.add
@@ -424,6 +388,10 @@ class Quiver:
             add(signal, fingerprint, batch)
             rows[signal] = rows.get(signal, 0) + batch.batch.num_rows
         self._group_series.durable(len(group), rows)
+
+    def _synced(self, group: int, seconds: float) -> None:
+        self._retention.granted = 0
+        self._group_series.synced(group, seconds)
 
     # Segments.
 

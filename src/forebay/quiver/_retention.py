@@ -76,6 +76,8 @@ class Retention:
         self._last_s = parts.clock.monotonic()
         self._paused_until = 0.0
         self._processed: set[int] = set()
+        self.granted = 0
+        """Bytes of batches that may be queued without being asked for: see `_admission`."""
         self._oldest_ms = min((each.ingested_ms[1] for each in parts.segments.values()), default=1 << 62)
 
     @property
@@ -88,7 +90,8 @@ class Retention:
         """Bytes on disk once everything in memory, and `more` bytes of a new batch, are in files."""
         parts = self._parts
         reserve = self._config.ack_file_bytes + RESERVE_BYTES
-        return self.used_bytes + parts.finalizer.bytes + 2 * (parts.wal.pending_bytes + more) + reserve
+        more += parts.wal.pending_bytes + self.granted
+        return self.used_bytes + parts.finalizer.bytes + 2 * more + reserve
 
     def _bytes_at_least(self, more: int) -> int:
         """What `projected_bytes` comes to if everything goes that may."""

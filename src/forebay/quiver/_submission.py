@@ -15,10 +15,12 @@ from forebay.errors import UsageError
 from forebay.formats import Corrupt, quiver_wal
 from forebay.formats.quiver_wal import SchemaForm
 
-__all__ = ["Forms", "check_batch", "context_of"]
+__all__ = ["Forms", "context_of"]
 
 SCHEMAS_KEPT: Final = 256
 """Schemas whose form Quiver keeps at hand."""
+NO_CONTEXT: Final[dict[str, str]] = {}
+"""One for all batches without: an object for each would be looked at by every garbage collection."""
 
 
 class Forms:
@@ -32,8 +34,9 @@ class Forms:
         """The form of the batch's schema. A batch of a new one is read back before anything is written.
 
         Schemas that differ in metadata alone, even in that of one column, have forms of their own. Raises
-        `UsageError` for types that Arrow writes and does not read.
+        `UsageError` for anything but a valid record batch, and for types that Arrow writes and does not read.
         """
+        _check_batch(batch)
         schema = batch.schema
         # The last one is looked at first: a comparison costs a hundredth of a hash. Python takes schemas for
         # equal whose metadata differs.
@@ -59,8 +62,7 @@ def _check_readable(batch: pa.RecordBatch) -> None:
         ) from error
 
 
-def check_batch(batch: pa.RecordBatch) -> None:
-    """Raise `UsageError` for anything but a valid record batch."""
+def _check_batch(batch: pa.RecordBatch) -> None:
     if not isinstance(batch, pa.RecordBatch):
         raise UsageError(
             f"a {type(batch).__name__} is no record batch", hint="ingest the batches of Table.to_batches()"
@@ -74,9 +76,10 @@ def check_batch(batch: pa.RecordBatch) -> None:
 
 
 def context_of(given: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy. Raises `UsageError` for anything but a mapping; encoding looks at what is in it."""
+    """A copy, or `NO_CONTEXT`. Raises `UsageError` for anything but a mapping; encoding looks at what is in
+    it."""
     if given is None:
-        return {}
+        return NO_CONTEXT
     if not isinstance(given, Mapping):
         raise UsageError(f"the context is a {type(given).__name__}", hint="a mapping from text to text")
     return dict(given)
