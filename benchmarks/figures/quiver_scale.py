@@ -74,7 +74,7 @@ def make_wal(path: Path, size: int, rows: int) -> int:
         with (path / "wal" / f"{generation:016d}.wal").open("wb") as file:
             file.write(encode_file_header(FileHeader(WAL_MAGIC, generation, sequence)))
             while file.tell() < 16 * MIB:
-                before, behind = encode_frame(1, generation, sequence, 1, body)
+                before, behind = encode_frame(1, generation, sequence, 1, len(body), [body])
                 file.write(before + body + behind)
                 sequence += 1
             total += file.tell()

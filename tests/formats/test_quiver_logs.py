@@ -30,7 +30,7 @@ def log(bodies: list[bytes], *, generation: int = 7, first: int = 100) -> tuple[
     """A file with these bodies, and where each frame begins."""
     data, starts = encode_file_header(HEADER), []
     for number, body in enumerate(bodies):
-        before, behind = encode_frame(1, generation, first + number, 5_000 + number, body)
+        before, behind = encode_frame(1, generation, first + number, 5_000 + number, len(body), [body])
         starts.append(len(data))
         data += before + body + behind
     return data, starts
@@ -96,7 +96,7 @@ def test_bytes_of_an_earlier_life_are_neither_torn_nor_damaged() -> None:
     old, new = FileHeader(WAL_MAGIC, 3, 1), FileHeader(WAL_MAGIC, 9, 40, is_reused=True)
 
     def joined(generation: int, numbers: range, body: bytes) -> bytes:
-        pairs = [encode_frame(1, generation, number, 0, body) for number in numbers]
+        pairs = [encode_frame(1, generation, number, 0, len(body), [body]) for number in numbers]
         return b"".join(before + body + behind for before, behind in pairs)
 
     stale, frames = joined(3, range(1, 30), bytes(100)), joined(9, range(40, 43), b"new")
@@ -109,7 +109,7 @@ def test_bytes_of_an_earlier_life_are_neither_torn_nor_damaged() -> None:
     assert len(found) == 3
     # A header of this life without its body is a write that was cut short.
     end = FILE_HEADER_BYTES + len(frames)
-    data[end : end + 40] = encode_frame(1, 9, 43, 0, bytes(60))[0]
+    data[end : end + 40] = encode_frame(1, 9, 43, 0, 60, [bytes(60)])[0]
     assert list(scan(bytes(data), new))[3:] == [Damage(end, 104, is_tail=True)]
 
 
@@ -161,7 +161,7 @@ def test_damaged_or_foreign_file_headers_are_refused() -> None:
 def test_body_over_the_limit_is_refused_by_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.formats.quiver_frame.BODY_BYTES_MAX", 10)
     with pytest.raises(LimitExceeded):
-        encode_frame(1, 1, 1, 0, b"x" * 11)
+        encode_frame(1, 1, 1, 0, 11, [b"x" * 11])
 
 
 BATCH = pa.record_batch(

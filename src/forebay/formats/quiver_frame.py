@@ -37,7 +37,7 @@ torn nor damaged; only a header of this generation without its body counts as to
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -146,16 +146,15 @@ def decode_file_header(data: bytes | memoryview, magic: bytes) -> FileHeader:
 
 
 def encode_frame(
-    type_: int, generation: int, sequence: int, time_ns: int, *body: bytes | memoryview
+    type_: int, generation: int, sequence: int, time_ns: int, size: int, body: Sequence[bytes | memoryview]
 ) -> tuple[bytes, bytes]:
-    """What goes before and behind the pieces of the body, which are not copied."""
-    size = sum(map(len, body))
+    """What goes before and behind the pieces of the body, which are not copied and have `size` bytes."""
     check_body(size)
     header = _HEADER.pack(_SYNC, type_, 0, 0, size, generation, sequence, time_ns)
     seed = checksum = crc32c(header)
     for piece in body:
         checksum = crc32c(piece, checksum)
-    return header + _CRC.pack(seed), _CRC.pack(checksum)
+    return header + seed.to_bytes(4, "little"), checksum.to_bytes(4, "little")
 
 
 def check_body(size: int) -> None:

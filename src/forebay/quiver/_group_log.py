@@ -294,10 +294,13 @@ class GroupLog:
         pieces: list[Piece] = []
         generation = active.generation
         for item in group:
-            before, behind = encode_frame(item.type, generation, item.sequence, item.time_ns, *item.body)
+            body, length = item.body, item.size - FRAME_OVERHEAD_BYTES
+            before, behind = encode_frame(item.type, generation, item.sequence, item.time_ns, length, body)
             pieces.append(before)
-            pieces += item.body
+            pieces += body
             pieces.append(behind)
+        # Where the next group is written, and how long a body is, was counted by whoever appended.
+        assert sum(map(len, pieces)) == size
         run = self._disk.run_here if is_here else self._disk.submit
         run(
             self._lane,
