@@ -285,6 +285,39 @@ async def test_flush_does_not_wait_for_items_added_after_it() -> None:
     assert await late == "durable late"
 
 
+async def test_every_flush_waits_for_what_was_there_and_one_that_is_cancelled_disturbs_no_other() -> None:
+    engine = Engine(hold_commits=True)
+    batcher = engine.batcher(batch_items=1, commit_batches_max=1)
+    batcher.add_nowait("a", 1)
+    flushes = [asyncio.ensure_future(batcher.flush()) for _ in range(2)]
+    await settle()
+    batcher.add_nowait("b", 1)
+    second = asyncio.ensure_future(batcher.flush())
+    await settle()
+    flushes[0].cancel()
+    engine.commit_gates[0].set_result(None)
+    await flushes[1]
+    assert not second.done() and batcher.batches_unanswered == 1
+    await settle()
+    engine.commit_gates[1].set_result(None)
+    await second
+    assert flushes[0].cancelled() and batcher.batches_unanswered == 0
+
+
+async def test_an_item_that_fills_a_batch_starts_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[float] = []
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "call_later", lambda delay, *_: timers.append(delay))
+    batcher = Engine().batcher(batch_items=1)
+    assert await batcher.add_nowait("a", 1) == "durable a"
+    assert timers == []
+    batcher = Engine().batcher(batch_items=2)
+    tickets = [batcher.add_nowait("a", 1), batcher.add_nowait("b", 1)]
+    monkeypatch.undo()
+    assert await asyncio.gather(*tickets) == ["durable a", "durable b"]
+    assert timers == [NEVER_MS / 1000]
+
+
 async def test_close_flushes_and_then_refuses() -> None:
     engine = Engine()
     batcher = engine.batcher()

@@ -120,6 +120,7 @@ class _Batch(Generic[Item, Uploaded, Result]):
     ready: bool = False
     uploaded: Uploaded | None = None
     error: Exception | None = None
+    answered: bool = False
 
 
 class Batcher(Generic[Item, Uploaded, Result]):
@@ -144,7 +145,6 @@ class Batcher(Generic[Item, Uploaded, Result]):
         self.pending_bytes = 0
         """Their bytes."""
         self._open: _Batch[Item, Uploaded, Result] = _Batch([], [], 0)
-        self._open_deadline = 0.0
         self._due: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._to_upload: deque[_Batch[Item, Uploaded, Result]] = deque()
@@ -155,7 +155,10 @@ class Batcher(Generic[Item, Uploaded, Result]):
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._granted = 0
         """Callers that were given room and have not run yet. Nobody may overtake them."""
-        self._unanswered: dict[_Batch[Item, Uploaded, Result], asyncio.Future[None]] = {}
+        self._unanswered: deque[_Batch[Item, Uploaded, Result]] = deque()
+        """Closed, in that order. After an abort some may be answered while one before them is not."""
+        self._flushes: deque[tuple[_Batch[Item, Uploaded, Result], asyncio.Future[None]]] = deque()
+        """The last batch that each call of `flush` waits for."""
         self._failure: Exception | None = None
         self._closed = False
         self.aborted = False
@@ -176,11 +179,11 @@ class Batcher(Generic[Item, Uploaded, Result]):
     @property
     def batches_unanswered(self) -> int:
         """Batches that are closed and not answered yet."""
-        return len(self._unanswered)
+        return len([batch for batch in self._unanswered if not batch.answered])
 
     def oldest_age_s(self) -> float:
         """Seconds since the first item of the oldest batch that is not answered; 0 where there is none."""
-        batch = next(iter(self._unanswered), self._open)
+        batch = self._unanswered[0] if self._unanswered else self._open
         return self._clock.monotonic() - batch.opened_at if batch.items else 0.0
 
     # -- taking items in
@@ -282,25 +285,26 @@ class Batcher(Generic[Item, Uploaded, Result]):
     def _accept(
         self, item: Item, size_bytes: int, side_bytes: int, ticket: Ticket[Result] | Tell[Result]
     ) -> None:
-        if self._open.items and self._clock.monotonic() >= self._open_deadline + _TIMER_GRACE_S:
+        config, now = self._config, self._clock.monotonic()
+        age_s = config.age_ms / 1000
+        if self._open.items and now >= self._open.opened_at + age_s + _TIMER_GRACE_S:
             self._close_when_slot_is_free("age")
-        if side_bytes and 0 < self._config.batch_side_bytes < self._open.side_bytes + side_bytes:
+        if side_bytes and 0 < config.batch_side_bytes < self._open.side_bytes + side_bytes:
             self._close_open("side bytes")
         batch = self._open
         if not batch.items:
-            age_s = self._config.age_ms / 1000
-            batch.opened_at = self._clock.monotonic()
-            self._open_deadline = batch.opened_at + age_s
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(age_s, self._close_when_slot_is_free, "age")
+            batch.opened_at = now
         batch.items.append(item)
         batch.tickets.append(ticket)
         batch.size_bytes += size_bytes
         batch.side_bytes += side_bytes
-        if batch.size_bytes >= self._config.batch_bytes:
+        if batch.size_bytes >= config.batch_bytes:
             self._close_open("bytes")
-        elif len(batch.items) >= self._config.batch_items:
+        elif len(batch.items) >= config.batch_items:
             self._close_open("items")
+        elif len(batch.items) == 1:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(age_s, self._close_when_slot_is_free, "age")
 
     # -- closing and uploading
 
@@ -323,7 +327,7 @@ class Batcher(Generic[Item, Uploaded, Result]):
             self._timer = None
         self._open, self._due = _Batch([], [], 0), None
         self.stats.closed[reason] += 1
-        self._unanswered[batch] = asyncio.get_running_loop().create_future()
+        self._unanswered.append(batch)
         self._to_upload.append(batch)
         self._line.append(batch)
         self._start_uploads()
@@ -413,7 +417,17 @@ class Batcher(Generic[Item, Uploaded, Result]):
             else:
                 _tell(ticket, answer)
         self._release(len(batch.items), batch.size_bytes)
-        self._unanswered.pop(batch).set_result(None)
+        self._set_answered(batch)
+
+    def _set_answered(self, batch: _Batch[Item, Uploaded, Result]) -> None:
+        assert not batch.answered, "a batch was answered twice"
+        batch.answered = True
+        while self._unanswered and self._unanswered[0].answered:
+            last = self._unanswered.popleft()
+            while self._flushes and self._flushes[0][0] is last:
+                _, flushed = self._flushes.popleft()
+                if not flushed.done():
+                    flushed.set_result(None)
 
     # -- flushing and closing
 
@@ -424,7 +438,9 @@ class Batcher(Generic[Item, Uploaded, Result]):
         """
         self._close_open("flush")
         if self._unanswered:
-            await asyncio.wait(list(self._unanswered.values()))
+            flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._flushes.append((self._unanswered[-1], flushed))
+            await flushed
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -454,7 +470,7 @@ class Batcher(Generic[Item, Uploaded, Result]):
         self._closed = self.aborted = True
         if self._open.items:
             batch, self._open, self._due = self._open, _Batch([], [], 0), None
-            self._unanswered[batch] = asyncio.get_running_loop().create_future()
+            self._unanswered.append(batch)
             self._line.append(batch)
         if self._timer is not None:
             self._timer.cancel()
