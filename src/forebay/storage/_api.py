@@ -18,6 +18,7 @@ The contract, held by one behaviour suite for every tenant:
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -61,6 +62,10 @@ RESERVED_DIRECTORY = ".forebay"
 """First key part that belongs to the local store itself: locks, half-written files, coordination."""
 LIST_PAGE_KEYS = 1000
 """Keys per page of a listing, as in S3."""
+
+# Most keys, told by one call: letters, digits and a few signs, in parts that begin with no dot.
+_PLAIN_PART = rf"[A-Za-z0-9_-][A-Za-z0-9._=-]{{0,{KEY_PART_BYTES_MAX - 1}}}+"
+_is_plain_key = re.compile(rf"(?:{_PLAIN_PART}/)*+{_PLAIN_PART}").fullmatch
 
 
 class KeyConflict(InvalidKey, NotDone):
@@ -213,6 +218,8 @@ def validate_key(key: str) -> str:
     """Return `key`, or raise `InvalidKey` naming what is wrong with it."""
     if not isinstance(key, str):
         raise UsageError(f"a key is text, not {type(key).__name__}", hint="pass a str")
+    if len(key) <= KEY_BYTES_MAX and _is_plain_key(key):
+        return key
     _check_parts(key, key.split("/"))
     if len(key) > KEY_BYTES_MAX or len(key.encode("utf-8", "surrogatepass")) > KEY_BYTES_MAX:
         raise InvalidKey(key, f"longer than {KEY_BYTES_MAX} bytes")
@@ -256,7 +263,11 @@ def validate_range(key: str, start: int, length: int, size: int | None = None) -
 
 def parents_of(key: str) -> list[str]:
     """The directories that `key` lies in: `a/b/c` gives `a` and `a/b`."""
-    return [key[:at] for at, letter in enumerate(key) if letter == "/"]
+    parents, at = [], key.find("/")
+    while at >= 0:
+        parents.append(key[:at])
+        at = key.find("/", at + 1)
+    return parents
 
 
 def _check_parts(key: str, parts: Sequence[str]) -> None:

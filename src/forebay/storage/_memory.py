@@ -10,9 +10,11 @@ table of this module. Plain `memory://` and `MemoryStore()` begin empty.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from forebay.errors import Closed, NotFound, PreconditionFailed
 from forebay.kit.clock import Clock, SystemClock
@@ -42,8 +44,7 @@ __all__ = ["MemoryStore"]
 _TAG_LENGTH = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True, gc=False):
     data: bytes
     version: str
     modified_ms: int
@@ -55,8 +56,9 @@ class _Objects:
 
     tag: str
     entries: dict[str, _Entry] = field(default_factory=dict)
-    keys: list[str] = field(default_factory=list)
-    """Sorted. Python orders text by code point, which is the byte order of UTF-8."""
+    sorted_keys: list[str] | None = None
+    """Made by the first listing after a change: to keep them sorted at every put would be to move half of
+    them each time. Python orders text by code point, which is the byte order of UTF-8."""
     directories: dict[str, int] = field(default_factory=dict)
     """How many keys lie below each directory."""
     writes: int = 0
@@ -65,7 +67,7 @@ class _Objects:
         self.writes += 1
         version = f"{self.tag}-{self.writes}"
         if key not in self.entries:
-            insort(self.keys, key)
+            self.sorted_keys = None
             for parent in parents_of(key):
                 self.directories[parent] = self.directories.get(parent, 0) + 1
         self.entries[key] = _Entry(data, version, now_ms)
@@ -74,11 +76,16 @@ class _Objects:
     def remove(self, key: str) -> None:
         if self.entries.pop(key, None) is None:
             return
-        del self.keys[bisect_left(self.keys, key)]
+        self.sorted_keys = None
         for parent in parents_of(key):
             self.directories[parent] -= 1
             if not self.directories[parent]:
                 del self.directories[parent]
+
+    def in_order(self) -> list[str]:
+        if self.sorted_keys is None:
+            self.sorted_keys = sorted(self.entries)
+        return self.sorted_keys
 
     def refuse_conflict(self, key: str) -> None:
         """Raise where `key` and another key could not both be files."""
@@ -146,9 +153,9 @@ class MemoryStore(ObjectStore):
         return self._pages(prefix, after, page_keys)
 
     async def _pages(self, prefix: str, after: str, page_keys: int) -> AsyncIterator[list[ObjectInfo]]:
-        keys = self._objects.keys
         while True:
             self._check_open()
+            keys = self._objects.in_order()
             first = max(bisect_left(keys, prefix), bisect_right(keys, after) if after else 0)
             found = [key for key in keys[first : first + page_keys] if key.startswith(prefix)]
             if found:
