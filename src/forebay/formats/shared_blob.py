@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -56,11 +55,9 @@ BLOB_BYTES_MAX: Final = 1 << 32
 
 _PREFIX: Final = struct.Struct(">4sI")
 _WHAT: Final = "shared blob"
-_OFFSET_DIGITS: Final = len(str(BLOB_BYTES_MAX))
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One partition's batch, on its way into a blob."""
 
     topic: str
@@ -109,12 +106,13 @@ def buffers(parts: Sequence[Part], *, created_at_ms: int) -> tuple[list[bytes | 
     if len(parts) > SLICES_MAX:
         raise LimitExceeded("SLICES_MAX", limit=SLICES_MAX, actual=len(parts), hint="flush more often")
     frames = [_framed(part.body) for part in parts]
-    relative = _layout(parts, frames, 0)
-    # Every offset is written with at most this many digits more than the relative one.
-    spare = sum([_OFFSET_DIGITS - len(str(one.body_offset)) for one in relative])
-    unpadded = Header(version=VERSION, created_at_ms=created_at_ms, partitions=relative)
-    length = len(_encode_header(unpadded)) + spare
-    slices = _layout(parts, frames, _PREFIX.size + length)
+    # No offset is written with more digits than this one.
+    longest = [_slice(part, frame, BLOB_BYTES_MAX) for part, frame in zip(parts, frames, strict=True)]
+    length = len(_encode_header(Header(version=VERSION, created_at_ms=created_at_ms, partitions=longest)))
+    slices, start = [], _PREFIX.size + length
+    for part, frame in zip(parts, frames, strict=True):
+        slices.append(_slice(part, frame, start))
+        start += frame.size
     header = _encode_header(Header(version=VERSION, created_at_ms=created_at_ms, partitions=slices))
     end = slices[-1].body_offset + slices[-1].body_length
     _check_sizes(length, end)
@@ -129,22 +127,16 @@ def _framed(body: bytes | Frame) -> Frame:
     return body if isinstance(body, Frame) else Frame([body], len(body), crc32c(body))
 
 
-def _layout(parts: Sequence[Part], frames: Sequence[Frame], start: int) -> list[Slice]:
-    slices = []
-    for part, frame in zip(parts, frames, strict=True):
-        slices.append(
-            Slice(
-                topic=part.topic,
-                partition=part.partition,
-                msg_count=part.msg_count,
-                encoding=part.encoding,
-                body_offset=start,
-                body_length=frame.size,
-                crc32c=frame.crc32c,
-            )
-        )
-        start += frame.size
-    return slices
+def _slice(part: Part, frame: Frame, start: int) -> Slice:
+    return Slice(
+        topic=part.topic,
+        partition=part.partition,
+        msg_count=part.msg_count,
+        encoding=part.encoding,
+        body_offset=start,
+        body_length=frame.size,
+        crc32c=frame.crc32c,
+    )
 
 
 def _check_sizes(header_bytes: int, blob_bytes: int) -> None:

@@ -35,12 +35,12 @@ class WriterMetrics:
         registry = registry or MetricsRegistry()
         appends = registry.counter("log.appends", "Groups answered, by what became of them", ("outcome",))
         self._appends = {name: appends.labels(name) for name in ("ok", "duplicate", "refused", "unknown")}
-        self._records = registry.counter("log.records_appended", "Records committed")
-        self._bytes = registry.counter("log.bytes_appended", "Bytes of slices committed")
-        self._flushes = registry.counter("log.flushes", "Shared objects uploaded")
+        self._records = registry.counter("log.records_appended", "Records committed").labels()
+        self._bytes = registry.counter("log.bytes_appended", "Bytes of slices committed").labels()
+        self._flushes = registry.counter("log.flushes", "Shared objects uploaded").labels()
         self._blob_bytes = registry.histogram(
             "log.blob_bytes", "Sizes of shared objects", buckets=BYTES_BUCKETS
-        )
+        ).labels()
         self.conflicts = registry.counter("log.commit_conflicts", "Commits refused: another writer was first")
         resolved = registry.counter("log.outcomes_resolved", "Unknown outcomes looked into", ("result",))
         self.resolved = {name: resolved.labels(name) for name in ("committed", "not_committed", "unknown")}
@@ -52,9 +52,11 @@ class WriterMetrics:
         }
         store = registry.counter("log.store_requests", "Requests to the store", ("operation",))
         self.store_requests: dict[str, Counter] = {name: store.labels(name) for name in _STORE_OPERATIONS}
-        self._upload_s = registry.histogram("log.upload_duration_seconds", "Encoding and uploading an object")
-        self._commit_s = registry.histogram("log.commit_duration_seconds", "Committing one flush")
-        self._append_s = registry.histogram("log.append_duration_seconds", "From flush to acknowledgement")
+        upload_s = registry.histogram("log.upload_duration_seconds", "Encoding and uploading an object")
+        self._upload_s = upload_s.labels()
+        self._commit_s = registry.histogram("log.commit_duration_seconds", "Committing one flush").labels()
+        append_s = registry.histogram("log.append_duration_seconds", "From flush to acknowledgement")
+        self._append_s = append_s.labels()
 
     def uploaded(self, blob_bytes: int, seconds: float) -> None:
         """An object was put."""
