@@ -147,14 +147,13 @@ class SqliteCoordinator(Coordinator):
         """Apply many operations in one transaction, shared with whoever else writes at that moment."""
         operations = tuple(operations)
         size = validate_operations(operations)
-        session_ids = [
-            self._session_id(operation.session)
+        session_ids = {
+            place: self._session_id(operation.session)
+            for place, operation in enumerate(operations)
             if isinstance(operation, Put) and operation.session is not None
-            else None
-            for operation in operations
-        ]
+        }
         writer = self._bind()
-        put = operations[0] if len(operations) == 1 and session_ids[0] is None else None
+        put = operations[0] if len(operations) == 1 and not session_ids else None
         results: list[WriteResult] = await writer.submit(
             lambda transaction: transaction.write(operations, session_ids),
             operations=len(operations),

@@ -2,15 +2,16 @@
 
 Everything runs on the writer's connection between BEGIN IMMEDIATE and COMMIT, so it sees the state as of its
 turn, and time is read there too: nobody can slip in between the check of a session and the write it allows.
-Puts that nothing can refuse go to sqlite many at once. The others are one statement each, whose condition is
-part of it; only a refused one costs a second, to tell why. A record of a session that is over does not refuse
+Puts go to sqlite many at once: those that nothing can refuse, and those under a condition, which is part of
+their statement. If all were done, as nearly always, the number of rows says so. Else each one is looked at by
+itself, to see whether it was done, and if not, why. A record of a session that is over does not refuse
 anything: the session is expired on the spot.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from forebay.coordination._api import Delete, DeleteRange, Operation, Put, When, WriteResult, directory_of
 from forebay.errors import PreconditionFailed, SessionExpired
@@ -22,6 +23,10 @@ _PUT = "insert or replace into kv values (?, ?, ?, ?, ?)"
 _CREATE = "insert into kv values (?, ?, ?, ?, ?) on conflict do nothing"
 _REPLACE = (
     "update kv set value = ?, version = ?, session = ? where directory = ? and name = ? and version = ?"
+)
+_CREATE_PLAIN = "insert into kv values (?, ?, ?, ?, null) on conflict do nothing"
+_REPLACE_PLAIN = (
+    "update kv set value = ?, version = ?, session = null where directory = ? and name = ? and version = ?"
 )
 _FIND = "select version, session from kv where directory = ? and name = ?"
 _DELETE = "delete from kv where directory = ? and name = ?"
@@ -60,8 +65,8 @@ class Transaction:
 
     # -- keys
 
-    def write(self, operations: Sequence[Operation], session_ids: Sequence[int | None]) -> list[WriteResult]:
-        """Puts, then deletes, then range deletes, each answered by itself."""
+    def write(self, operations: Sequence[Operation], session_ids: Mapping[int, int]) -> list[WriteResult]:
+        """Puts, then deletes, then range deletes, each answered by itself. `session_ids` are by place."""
         results = [_DONE] * len(operations)
         rest = self._put_all(operations, session_ids, results)
         for index in rest:
@@ -77,25 +82,62 @@ class Transaction:
     def _put_all(
         self,
         operations: Sequence[Operation],
-        session_ids: Sequence[int | None],
+        session_ids: Mapping[int, int],
         results: list[WriteResult],
     ) -> list[int]:
-        """Do the puts; the places of what is none. Those that nothing can refuse go to sqlite together."""
+        """Do the puts; the places of what is none. Those without a session go to sqlite together."""
         rest: list[int] = []
         rows: list[str | bytes | int] = []
+        conditional: dict[str, tuple[int, Put]] = {}
         for index, operation in enumerate(operations):
             if not isinstance(operation, Put):
                 rest.append(index)
-            elif operation.when is ANY and session_ids[index] is None:
+            elif index in session_ids:
+                self._put_rows(rows)
+                self._put_conditional(conditional, results)
+                results[index] = self._put(operation, session_ids[index])
+            elif operation.when is ANY:
+                self._put_conditional(conditional, results)
                 self.version += 1
                 directory, _, name = operation.key.rpartition("/")
                 rows += (directory, name, operation.value, self.version)
                 results[index] = WriteResult(self.version)
             else:
                 self._put_rows(rows)
-                results[index] = self._put(operation, session_ids[index])
+                if operation.key in conditional:
+                    self._put_conditional(conditional, results)
+                conditional[operation.key] = index, operation
         self._put_rows(rows)
+        self._put_conditional(conditional, results)
         return rest
+
+    def _put_conditional(self, puts: dict[str, tuple[int, Put]], results: list[WriteResult]) -> None:
+        """Do puts of different keys under conditions, given with their places, and forget them."""
+        if not puts:
+            return
+        version = first = self.version
+        creates, changes = [], []
+        for key, (_, put) in puts.items():
+            version += 1
+            directory, _, name = key.rpartition("/")
+            if put.when is ABSENT:
+                creates.append((directory, name, put.value, version))
+            else:
+                changes.append((put.value, version, directory, name, _bindable(put.when)))
+        done = self._connection.executemany(_CREATE_PLAIN, creates).rowcount if creates else 0
+        done += self._connection.executemany(_REPLACE_PLAIN, changes).rowcount if changes else 0
+        # Without a change the counter stays where it is: then nothing has to be synced.
+        self.version = version if done else first
+        for version, (index, put) in enumerate(puts.values(), first + 1):
+            if done == len(puts) or (done and self._has_version(put.key, version)):
+                results[index] = WriteResult(version)
+            else:
+                results[index] = self._put(put, None)
+        puts.clear()
+
+    def _has_version(self, key: str, version: int) -> bool:
+        found = self._find(key)
+        return found is not None and found[0] == version
 
     def _put_rows(self, rows: list[str | bytes | int]) -> None:
         """Write the rows, given as one list of all their fields, and forget them."""
