@@ -162,6 +162,12 @@ class Unit(msgspec.Struct, eq=False):
         self.start_offset, self.time_ms = start_offset, time_ms
         topic, partition, answers = self.keys.topic, self.keys.partition, self.answers
         index_key = self.keys.index(start_offset + self.count - 1)
+        if len(self.places) == 1:
+            end = start_offset + self.count - 1
+            answers[self.places[0]] = AppendResult(
+                topic, partition, start_offset, end, self.count, index_key, uri
+            )
+            return
         for group, place in zip(self.groups, self.places, strict=True):
             count = len(group.batch)
             end = start_offset + count - 1

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from forebay.coordination import Delete, WriteResult
 from forebay.errors import ForebayError, NotDone, OutcomeUnknown, PreconditionFailed, Unavailable
@@ -70,7 +70,7 @@ class Committer:
         self._pair_seen = False
         """Whether store and coordinator were looked at, and nothing spoke against them."""
 
-    async def commit(self, units: Iterable[Unit]) -> None:
+    async def commit(self, units: Sequence[Unit]) -> None:
         """Answer every unit. Units of one partition are committed in the order given, one per round trip."""
         async with self._turn:
             began = self._clock.monotonic()
@@ -102,9 +102,11 @@ class Committer:
             self._give_up(one)
 
     async def _attempt(self, tries: Sequence[Try]) -> None:
-        self._distrust(tries)
-        await self._learn([one for one in tries if one.state is None])
-        ready = await self._uploaded(self._admitted(tries))
+        if unknown := self._unknown(tries):
+            await self._learn(unknown)
+        ready = self._admitted(tries)
+        if missing := self._missing(ready):
+            ready = await self._uploaded(ready, missing)
         if not ready:
             return
         now_ms = self._clock.now_ms()
@@ -129,22 +131,23 @@ class Committer:
 
     # -- learning where the partitions stand
 
-    def _distrust(self, tries: Sequence[Try]) -> None:
-        """Forget remembered states by which a group would be answered without a commit.
+    def _unknown(self, tries: Sequence[Try]) -> list[Try]:
+        """Those whose state is to be read. A remembered one by which a group would be answered is forgotten.
 
         A commit proves that what it builds on is the present. A refusal or a recognised repetition proves
         nothing: it needs a state that was read after the call began.
         """
+        unknown = []
         for one in tries:
-            if one.state is not None and not one.read:
-                control = one.state.control
-                if control is None or judge(one.unit, control):
-                    one.state = None
+            state = one.state
+            if state is not None and not one.read and (not state.control or judge(one.unit, state.control)):
+                state = one.state = None
+            if state is None:
+                unknown.append(one)
+        return unknown
 
     async def _learn(self, tries: Sequence[Try]) -> None:
         """Read the control records of partitions that are not known, settle doubts, find new topics."""
-        if not tries:
-            return
         foreign, *_ = await asyncio.gather(self._foreign(), *[self._load(one) for one in tries])
         if foreign is not None:
             for one in tries:
@@ -227,7 +230,7 @@ class Committer:
         for one in tries:
             if one.done or one.state is None:
                 continue
-            if one.read:  # Otherwise `_distrust` has found nothing against any group.
+            if one.read:  # Otherwise `_unknown` has found nothing against any group.
                 admit(one.unit, judge(one.unit, one.state.control or first_control(one.state)))
             if one.unit.groups:
                 ready.append(one)
@@ -235,12 +238,13 @@ class Committer:
                 one.done = True
         return ready
 
-    async def _uploaded(self, tries: Sequence[Try]) -> Sequence[Try]:
-        """Upload again what lost some of its groups, or is so old that a vacuum might come near it."""
+    def _missing(self, tries: Sequence[Try]) -> list[Try]:
+        """What lost some of its groups, or was uploaded so long ago that a vacuum might come near it."""
         oldest = self._clock.monotonic() - self._upload_deadline_s
-        missing = [one for one in tries if one.unit.slice is None or one.unit.uploaded_at < oldest]
-        if not missing:
-            return tries
+        return [one for one in tries if one.unit.slice is None or one.unit.uploaded_at < oldest]
+
+    async def _uploaded(self, tries: Sequence[Try], missing: Sequence[Try]) -> list[Try]:
+        """Upload again what is missing; those that then are there."""
         there = set(await self._uploader.upload([one.unit for one in missing]))
         for one in missing:
             if one.unit not in there:

@@ -5,7 +5,7 @@ See `_commit` for the protocol. Here are its parts that talk to nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -80,7 +80,14 @@ def propose(one: Try, now_ms: int, writer: str | None) -> Proposal:
     producers = before.producers
     if unit.idempotent:
         producers = remember(before, unit.groups, start, created_at_ms)
-    control = msgspec.structs.replace(before, sequence_counter=end + 1, pending=pending, producers=producers)
+    control = Control(
+        log_state=before.log_state,
+        sequence_counter=end + 1,
+        pending=pending,
+        epoch=before.epoch,
+        start_offset=before.start_offset,
+        producers=producers,
+    )
     home = keys.partition_key
     value = encode_record(control)
     size = len(keys.control) + len(value)
@@ -105,8 +112,10 @@ def first_control(state: PartitionState) -> Control:
     return Control(log_state="OPEN", sequence_counter=first, pending=None, start_offset=first)
 
 
-def waves(units: Iterable[Unit]) -> list[list[Unit]]:
+def waves(units: Sequence[Unit]) -> Sequence[Sequence[Unit]]:
     """Units such that no wave holds a partition twice, and each partition's are in order."""
+    if len({unit.keys.partition_key for unit in units}) == len(units):
+        return [units]
     waves: list[list[Unit]] = []
     depth: dict[str, int] = {}
     for unit in units:

@@ -122,7 +122,8 @@ class Uploader:
         """Put the units into one new object; returns those that are there, the others are answered."""
         began = self._clock.monotonic()
         now_ms = self._clock.now_ms()
-        parts, encoded = [], []
+        parts: list[shared_blob.Part] = []
+        encoded: list[Unit] = []
         for unit in units:
             try:
                 parts.append(self._part(unit, now_ms))
@@ -132,7 +133,8 @@ class Uploader:
                 encoded.append(unit)
         if not encoded:
             return []
-        key = shared_wal_key(self._ids.uuid())
+        unique = self._ids.uuid()
+        key = shared_wal_key(unique)
         try:
             buffers, slices = self._object(parts, now_ms)
             await self._put(key, buffers)
@@ -143,7 +145,6 @@ class Uploader:
         size = slices[-1].body_offset + slices[-1].body_length
         self._metrics.uploaded(size, self._clock.monotonic() - began)
         uri = uri_of(self._store, key)
-        unique = key.rpartition("/")[2]
         for number, (unit, where, part) in enumerate(zip(encoded, slices, parts, strict=True)):
             unit.slice, unit.uri, unit.uploaded_at = where, uri, began
             if not unit.append_id:
@@ -182,9 +183,13 @@ class Uploader:
             policy=self._policy,
             clock=self._clock,
             randomness=self._random,
-            # The same bytes under a key that nobody else uses: sending them twice is sending them once.
-            retryable=lambda error: isinstance(error, Unavailable | OutcomeUnknown),
+            retryable=_may_be_repeated,
         )
+
+
+def _may_be_repeated(error: ForebayError) -> bool:
+    # The same bytes under a key that nobody else uses: sending them twice is sending them once.
+    return isinstance(error, Unavailable | OutcomeUnknown)
 
 
 def _kept(

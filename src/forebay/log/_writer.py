@@ -94,8 +94,7 @@ class LogWriter:
             await self._committer.commit(units)
         answers = [uploaded.results() for uploaded in uploads]
         now = self._clock.monotonic()
-        for uploaded, results in zip(uploads, answers, strict=True):
-            self._metrics.answered(results, now - uploaded.began_at)
+        self._metrics.answered(answers, [now - uploaded.began_at for uploaded in uploads])
         return answers
 
     async def materialize_idle(self, *, idle_ms: int | None = None) -> int:

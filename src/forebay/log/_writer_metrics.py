@@ -16,7 +16,7 @@ log.append_duration_seconds          from the beginning of a flush to its acknow
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from forebay.errors import OutcomeUnknown
 from forebay.kit.metrics import BYTES_BUCKETS, Counter, MetricsRegistry
@@ -34,7 +34,8 @@ class WriterMetrics:
     def __init__(self, registry: MetricsRegistry | None) -> None:
         registry = registry or MetricsRegistry()
         appends = registry.counter("log.appends", "Groups answered, by what became of them", ("outcome",))
-        self._appends = {name: appends.labels(name) for name in ("ok", "duplicate", "refused", "unknown")}
+        self._ok = appends.labels("ok")
+        self._others = {name: appends.labels(name) for name in ("duplicate", "refused", "unknown")}
         self._records = registry.counter("log.records_appended", "Records committed").labels()
         self._bytes = registry.counter("log.bytes_appended", "Bytes of slices committed").labels()
         self._flushes = registry.counter("log.flushes", "Shared objects uploaded").labels()
@@ -72,20 +73,21 @@ class WriterMetrics:
         """Units with slices of so many bytes were committed."""
         self._bytes.inc(slice_bytes)
 
-    def answered(self, results: Iterable[AppendResult], seconds: float) -> None:
-        """All groups of a flush were answered."""
-        counts = dict.fromkeys(self._appends, 0)
-        records = 0
-        for result in results:
-            if result.error is not None:
-                counts["unknown" if isinstance(result.error, OutcomeUnknown) else "refused"] += 1
-            elif result.duplicate:
-                counts["duplicate"] += 1
-            else:
-                counts["ok"] += 1
-                records += result.count
-        for name, count in counts.items():
-            if count:
-                self._appends[name].inc(count)
-        self._records.inc(records)
-        self._append_s.observe(seconds)
+    def answered(self, flushes: Sequence[Sequence[AppendResult]], seconds: Iterable[float]) -> None:
+        """All groups of some flushes were answered, so long after each of them began."""
+        results = [result for flush in flushes for result in flush]
+        appended = [result.count for result in results if result.error is None and not result.duplicate]
+        self._ok.inc(len(appended))
+        self._records.inc(sum(appended))
+        if len(appended) < len(results):
+            for result in results:
+                self._count_other(result)
+        for each in seconds:
+            self._append_s.observe(each)
+
+    def _count_other(self, result: AppendResult) -> None:
+        """Count what was not appended."""
+        if result.error is not None:
+            self._others["unknown" if isinstance(result.error, OutcomeUnknown) else "refused"].inc()
+        elif result.duplicate:
+            self._others["duplicate"].inc()
