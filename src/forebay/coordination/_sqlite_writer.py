@@ -109,8 +109,8 @@ class Writer:
             self._room.clear()
             await self._room.wait()
         # A kept turn is short by itself, and ends when the loop runs.
-        if not self._kept:
-            await self.breathe()
+        if not self._kept and self._in_place.breath.is_due():
+            await asyncio.sleep(0)
         if self._stopping:
             raise Closed(f"the coordinator on {self._file.path} is closed", hint="open a new one")
         request = Request(apply, operations, size, put)

@@ -140,12 +140,14 @@ def _slice(part: Part, frame: Frame, start: int) -> Slice:
 
 
 def _check_sizes(header_bytes: int, blob_bytes: int) -> None:
-    for name, limit, actual in (
-        ("HEADER_BYTES_MAX", HEADER_BYTES_MAX, header_bytes),
-        ("BLOB_BYTES_MAX", BLOB_BYTES_MAX, blob_bytes),
-    ):
-        if actual > limit:
-            raise LimitExceeded(name, limit=limit, actual=actual, hint="flush more often")
+    if header_bytes > HEADER_BYTES_MAX:
+        raise LimitExceeded(
+            "HEADER_BYTES_MAX", limit=HEADER_BYTES_MAX, actual=header_bytes, hint="flush more often"
+        )
+    if blob_bytes > BLOB_BYTES_MAX:
+        raise LimitExceeded(
+            "BLOB_BYTES_MAX", limit=BLOB_BYTES_MAX, actual=blob_bytes, hint="flush more often"
+        )
 
 
 def decode(data: bytes | memoryview, *, blob_bytes: int | None = None) -> Header:

@@ -165,8 +165,10 @@ class Uploader:
         return [b"".join(buffers)], slices
 
     def _part(self, unit: Unit, now_ms: int) -> shared_blob.Part:
-        batches = [group.batch for group in unit.groups]
-        pieces = [piece_of(batch) if isinstance(batch, BytesBatch) else batch for batch in batches]
+        pieces = [
+            piece_of(batch) if isinstance(batch := group.batch, BytesBatch) else batch
+            for group in unit.groups
+        ]
         frame = merge(pieces, time_ms=now_ms, codec=self._codec)
         return shared_blob.Part(unit.keys.topic, unit.keys.partition, unit.count, frame)
 

@@ -64,12 +64,10 @@ class _Objects:
     writes: int = 0
 
     def set(self, key: str, data: bytes, now_ms: int) -> str:
+        if key not in self.entries:
+            self._add(key)
         self.writes += 1
         version = f"{self.tag}-{self.writes}"
-        if key not in self.entries:
-            self.sorted_keys = None
-            for parent in parents_of(key):
-                self.directories[parent] = self.directories.get(parent, 0) + 1
         self.entries[key] = _Entry(data, version, now_ms)
         return version
 
@@ -87,13 +85,17 @@ class _Objects:
             self.sorted_keys = sorted(self.entries)
         return self.sorted_keys
 
-    def refuse_conflict(self, key: str) -> None:
-        """Raise where `key` and another key could not both be files."""
+    def _add(self, key: str) -> None:
+        """Make room for a new key; raises where it and another one could not both be files."""
         if key in self.directories:
             raise KeyConflict(key, "it is a directory of other keys")
-        for parent in parents_of(key):
+        parents = parents_of(key)
+        for parent in parents:
             if parent in self.entries:
                 raise KeyConflict(key, f"{parent!r} is an object, so nothing can lie below it")
+        for parent in parents:
+            self.directories[parent] = self.directories.get(parent, 0) + 1
+        self.sorted_keys = None
 
 
 _shared: dict[str, _Objects] = {}
@@ -118,8 +120,6 @@ class MemoryStore(ObjectStore):
         found = entry.version if entry else ABSENT
         if when is not ANY and when != found:
             raise PreconditionFailed(key, expected=when, actual=found)
-        if entry is None:
-            self._objects.refuse_conflict(key)
         return self._objects.set(key, copy_of(data), self._clock.now_ms())
 
     async def get(self, key: str) -> StoredObject:
