@@ -103,7 +103,8 @@ class Transaction:
                 rows += (directory, name, operation.value, self.version)
                 results[index] = WriteResult(self.version)
             else:
-                self._put_rows(rows)
+                if rows:
+                    self._put_rows(rows)
                 if operation.key in conditional:
                     self._put_conditional(conditional, results)
                 conditional[operation.key] = index, operation
@@ -120,16 +121,17 @@ class Transaction:
         for key, (_, put) in puts.items():
             version += 1
             directory, _, name = key.rpartition("/")
-            if put.when is ABSENT:
-                creates.append((directory, name, put.value, version))
+            if isinstance(put.when, int):
+                changes.append((put.value, version, directory, name, min(put.when, _VERSION_MAX)))
             else:
-                changes.append((put.value, version, directory, name, _bindable(put.when)))
+                creates.append((directory, name, put.value, version))
         done = self._connection.executemany(_CREATE_PLAIN, creates).rowcount if creates else 0
         done += self._connection.executemany(_REPLACE_PLAIN, changes).rowcount if changes else 0
         # Without a change the counter stays where it is: then nothing has to be synced.
         self.version = version if done else first
+        all_done = done == len(puts)
         for version, (index, put) in enumerate(puts.values(), first + 1):
-            if done == len(puts) or (done and self._has_version(put.key, version)):
+            if all_done or (done and self._has_version(put.key, version)):
                 results[index] = WriteResult(version)
             else:
                 results[index] = self._put(put, None)
