@@ -304,6 +304,32 @@ async def test_every_flush_waits_for_what_was_there_and_one_that_is_cancelled_di
     assert flushes[0].cancelled() and batcher.batches_unanswered == 0
 
 
+async def test_uploads_that_never_have_to_wait_let_others_run_in_between() -> None:
+    engine = Engine()
+    batcher = engine.batcher(batch_items=1, uploads_max=1)
+    tickets = [batcher.add_nowait(str(number), 1) for number in range(10)]
+    seen = []
+    while not all(ticket.done() for ticket in tickets):
+        seen.append(len(engine.uploads))
+        await asyncio.sleep(0)
+    assert sorted(set(seen)) == list(range(11))
+
+
+async def test_a_slot_that_is_cancelled_between_two_uploads_leaves_nothing_unanswered() -> None:
+    engine = Engine()
+    batcher = engine.batcher(batch_items=1, uploads_max=1)
+    before = asyncio.all_tasks()
+    tickets = [batcher.add_nowait(str(number), 1) for number in range(3)]
+    [slot] = asyncio.all_tasks() - before
+    await asyncio.sleep(0)
+    assert engine.uploads == [["0"]]
+    slot.cancel()
+    await settle()
+    assert all(ticket.done() for ticket in tickets) and engine.uploads == [["0"]]
+    assert [type(ticket.exception()) for ticket in tickets[1:]] == [Closed, Closed]
+    assert batcher.batches_unanswered == 0 and batcher.aborted
+
+
 async def test_an_item_that_fills_a_batch_starts_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     timers: list[float] = []
     loop = asyncio.get_running_loop()

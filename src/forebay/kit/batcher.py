@@ -343,17 +343,26 @@ class Batcher(Generic[Item, Uploaded, Result]):
             self._start(self._upload(self._to_upload.popleft()))
 
     async def _upload(self, batch: _Batch[Item, Uploaded, Result]) -> None:
+        """Upload it, and after it what waits for this slot: a task per batch would cost more than a turn."""
         try:
-            batch.uploaded = await self._upload_batch(batch.items)
-        except Exception as error:
-            batch.error = error
+            while True:
+                try:
+                    batch.uploaded = await self._upload_batch(batch.items)
+                except Exception as error:
+                    batch.error = error
+                batch.ready = True
+                self._start_committing()
+                if self._to_upload:
+                    # Uploads that never have to wait would keep everybody else waiting.
+                    await asyncio.sleep(0)
+                if not self._to_upload:
+                    break
+                batch = self._to_upload.popleft()
         except BaseException:
             self._abort()
             raise
-        batch.ready = True
         self._uploading -= 1
         self._start_uploads()
-        self._start_committing()
 
     # -- committing
 
