@@ -87,8 +87,12 @@ class Piece:
     def size_bytes(self) -> int:
         """Bytes of all sections."""
         size = len(self.value_lengths) + len(self.values) + len(self.keys)
-        for section in (self.key_lengths, self.times, *(self.headers or ())):
-            size += 0 if section is None else len(section)
+        if self.key_lengths is not None:
+            size += len(self.key_lengths)
+        if self.times is not None:
+            size += len(self.times)
+        if self.headers is not None:
+            size += sum(map(len, self.headers))
         return size
 
     def longest_bytes(self) -> int:
@@ -202,6 +206,8 @@ def piece_of_texts(
 def _timed(piece: Piece, times: Sequence[int] | npt.NDArray[np.int64] | None) -> Piece:
     if times is not None:
         piece.times = integers_of(times).tobytes()
+    elif piece.key_lengths is None:
+        return piece
     for section, width, name in ((piece.key_lengths, 4, "keys"), (piece.times, 8, "timestamps_ms")):
         if section is not None and len(section) != width * piece.count:
             raise UsageError(f"{len(section) // width} {name} for {piece.count} records")
