@@ -161,9 +161,9 @@ class Unit(msgspec.Struct, eq=False):
         """Answer every group: the unit was committed from this offset on, at this time."""
         self.start_offset, self.time_ms = start_offset, time_ms
         topic, partition, answers = self.keys.topic, self.keys.partition, self.answers
-        index_key = self.keys.index(start_offset + self.count - 1)
+        end = start_offset + self.count - 1
+        index_key = self.keys.index(end)
         if len(self.places) == 1:
-            end = start_offset + self.count - 1
             answers[self.places[0]] = AppendResult(
                 topic, partition, start_offset, end, self.count, index_key, uri
             )

@@ -139,10 +139,11 @@ class Committer:
         """
         unknown = []
         for one in tries:
-            state = one.state
-            if state is not None and not one.read and (not state.control or judge(one.unit, state.control)):
-                state = one.state = None
-            if state is None:
+            if one.state is not None and not one.read:
+                control = one.state.control
+                if control is None or judge(one.unit, control):
+                    one.state = None
+            if one.state is None:
                 unknown.append(one)
         return unknown
 

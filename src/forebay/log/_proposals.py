@@ -80,14 +80,7 @@ def propose(one: Try, now_ms: int, writer: str | None) -> Proposal:
     producers = before.producers
     if unit.idempotent:
         producers = remember(before, unit.groups, start, created_at_ms)
-    control = Control(
-        log_state=before.log_state,
-        sequence_counter=end + 1,
-        pending=pending,
-        epoch=before.epoch,
-        start_offset=before.start_offset,
-        producers=producers,
-    )
+    control = msgspec.structs.replace(before, sequence_counter=end + 1, pending=pending, producers=producers)
     home = keys.partition_key
     value = encode_record(control)
     size = len(keys.control) + len(value)
