@@ -260,3 +260,26 @@ async def test_a_fence_behind_the_back_of_a_deletion_does_not_shut_the_next_topi
     await writer.catalog.create("t")
     result = await _one(writer)
     assert result.ok, result.error
+
+
+async def test_nobody_opens_a_partition_whose_topic_is_being_deleted() -> None:
+    """What was appended then would vanish with the topic, under offsets that the next one gives out again."""
+    store, coordinator = MemoryStore(), MemoryCoordinator()
+    writer = writer_of(store, coordinator)
+    assert (await _one(writer)).ok
+    fencing = _fencing(writer, coordinator)
+    remove = writer.catalog._remove_keys
+
+    async def opened_before(topic: Topic) -> None:
+        # Every partition is fenced, and the deletion has noted where offsets end.
+        with pytest.raises(TopicDeleted):
+            await fencing.fence("t", 0)
+        with pytest.raises(TopicDeleted):
+            await fencing.unfence("t", 0, (await fencing.state("t", 0)).epoch)
+        assert isinstance((await _one(writer)).error, Fenced)
+        await remove(topic)
+
+    writer.catalog._remove_keys = opened_before  # type: ignore[method-assign]
+    await writer.catalog.delete("t")
+    await writer.catalog.create("t")
+    assert span(await _one(writer)) == (2, 2)

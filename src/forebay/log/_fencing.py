@@ -115,6 +115,8 @@ class Fencing:
         async def attempt() -> FenceState:
             nonlocal attempts
             control, version = await self._read(keys)
+            if version is not None:
+                await self._check_kept(keys.topic)
             wanted = change(control, again=attempts > 0)
             if wanted is None:
                 return _shown(keys, control)
@@ -135,6 +137,17 @@ class Fencing:
             return _shown(keys, wanted)
 
         return await self._retry(attempt)
+
+    async def _check_kept(self, topic: str) -> None:
+        """Raise `TopicDeleted` where the topic is being deleted: its partitions stay fenced.
+
+        Looked at after the control record, so that a deletion that begins later meets what is written here or
+        has it refused. An append to a partition that was opened again would go with the topic, acknowledged
+        or not, under offsets that the next topic of this name gives out once more.
+        """
+        found = await self._catalog.find(topic)
+        if found is not None and found.state != "ACTIVE":
+            raise TopicDeleted(topic)
 
     async def _state(self, keys: PartitionKeys) -> FenceState:
         control, _ = await self._read(keys)
