@@ -6,13 +6,14 @@ several machines could share, so it is refused without.
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, SupportsIndex, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from forebay._forks import check_not_forked
@@ -84,8 +85,8 @@ async def resolve_position(reader: LogReader, topic: str, partition: int, positi
     """The offset that a position means now."""
     if isinstance(position, datetime):
         return await reader.offset_for_time(topic, partition, time_ms(position))
-    if isinstance(position, int) and not isinstance(position, bool):
-        return position
+    if isinstance(position, SupportsIndex) and not isinstance(position, bool):
+        return operator.index(position)
     offsets = await reader.offsets(topic, partition)
     if position == "earliest":
         return offsets.earliest

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, SupportsIndex
 
 import pyarrow as pa
 
@@ -210,7 +210,7 @@ class Bay:
     ) -> Sequence[int]:
         if partition is not None:
             return [partition]
-        if isinstance(start, int) or isinstance(end, int):
+        if isinstance(start, SupportsIndex) or isinstance(end, SupportsIndex):
             raise UsageError("an offset belongs to one partition", hint="name the partition as well")
         return range((await self._opened.writer.catalog.describe(topic)).partitions)
 

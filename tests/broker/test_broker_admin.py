@@ -12,6 +12,7 @@ from tests.broker.bed import serving, until
 
 from forebay.errors import Unavailable
 from forebay.log import ProducerConfig
+from forebay.log._keys import GroupKeys
 
 
 async def test_topics_are_created_listed_changed_and_deleted() -> None:
@@ -161,6 +162,32 @@ async def test_metrics_have_every_family_of_the_specification() -> None:
         assert found["lag"]["lag_records"] == [
             {"labels": {"group": "g", "topic": "t", "partition": "0"}, "value": 1}
         ]
+
+
+async def test_a_damaged_record_hides_neither_its_group_nor_others() -> None:
+    async with serving() as (broker, client):
+        await client.produce("t", 0, ["a"])
+        await client.produce("t", 1, ["b"])
+        places = [{"topic": "t", "partition": number, "offset": 1} for number in (0, 1)]
+        for name in ("a", "b"):
+            assert (await client.post(f"/groups/{name}/offsets", {"offsets": places})).status == 200
+        keys = GroupKeys("a")
+        await broker.engines.coordinator.put(keys.offset("t", 0), b"torn", partition_key=keys.partition_key)
+        found = (await client.get("/groups/a")).json()
+        assert [each["partition"] for each in found["partitions"]] == [1]
+        assert [keys.offset("t", 0) in text for text in found["problems"]] == [True]
+        lag = (await client.get("/metrics")).json()["lag"]["lag_records"]
+        shown = [(each["labels"]["group"], each["labels"]["partition"]) for each in lag]
+        assert shown == [("a", "1"), ("b", "0"), ("b", "1")]
+        assert broker.metrics.counter("group.lag_failures", "").labels().value == 1
+
+
+async def test_a_commit_to_no_topic_or_beyond_the_end_is_refused() -> None:
+    async with serving() as (_, client):
+        await client.produce("t", 0, ["a"])
+        for topic, offset, status in (("u", 1, 404), ("t", 3, 409), ("t", 2, 200)):
+            place = {"topic": topic, "partition": 0, "offset": offset}
+            assert (await client.post("/groups/g/offsets", {"offsets": [place]})).status == status
 
 
 async def test_bill_counts_what_the_writer_sends_and_what_lies_in_the_store() -> None:

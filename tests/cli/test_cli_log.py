@@ -544,10 +544,13 @@ def test_a_damaged_group_hides_no_other_and_can_be_deleted(
 
     asyncio.run(damage())
     listed = forebay("groups", "list", "--data", data, "-o", "json")
-    assert listed.code == 0 and [each["group"] for each in listed.documents] == [group]
+    assert listed.code == 0 and [each["group"] for each in listed.documents] == [group, "broken"]
     assert "broken" in listed.err and keys.offset("orders", 0) in listed.err
     shown = forebay("groups", "describe", "broken", "--data", data)
     assert shown.code == 1 and "forebay groups delete" in shown.err
+    shown = forebay("groups", "describe", "broken", "--data", data, "-o", "json")
+    [problem] = shown.document["problems"]
+    assert shown.code == 1 and keys.offset("orders", 0) in problem
     assert forebay("groups", "delete", "broken", "--yes", "--data", data).code == 0
     assert forebay("groups", "list", "--data", data).err == ""
 

@@ -18,9 +18,11 @@ from forebay.broker import self_signed, server_tls
 from forebay.cli import run
 from forebay.client import ClientConfig, ProducerConfig, Refused, connect
 from forebay.client import aio as client_aio
-from forebay.errors import NotFound, OutcomeUnknown, Unavailable
+from forebay.coordination import open_coordinator
+from forebay.errors import NotFound, OutcomeUnknown, StorageDamaged, Unavailable
 from forebay.kit.retry import RetryPolicy
 from forebay.loadtest._brokers import BrokerRun, start_broker
+from forebay.log._keys import GroupKeys
 from forebay.testing.proxy import FaultProxy, lose_reply
 
 FAST = RetryPolicy(attempts_max=1_000_000, base_ms=1, cap_ms=20)
@@ -69,6 +71,26 @@ async def test_produce_read_topics_groups_and_trim_work_over_the_wire(broker: Br
         await bay.topics.delete("orders")
         with pytest.raises(NotFound):
             await bay.read("orders")
+
+
+async def test_a_committed_offset_that_cannot_be_read_does_not_count_as_none(
+    broker: BrokerRun, tmp_path: Path
+) -> None:
+    """A consumer that took it for none would begin at the end, and pass over what is there."""
+    keys = GroupKeys("g")
+    async with client_aio.connect(broker.url) as bay:
+        async with bay.producer() as out:
+            await out.send("orders", [b"a", b"b"], partition=0)
+        async with bay.groups.consumer("g", ["orders"]) as consumer:
+            await consumer.poll(timeout_s=5)
+            await consumer.commit()
+        async with open_coordinator(tmp_path / "data") as coordinator:
+            await coordinator.put(keys.offset("orders", 0), b"torn", partition_key=keys.partition_key)
+        with pytest.raises(StorageDamaged, match="orders:00000"):
+            await bay.groups.committed("g")
+        with pytest.raises(StorageDamaged):
+            async with bay.groups.consumer("g", ["orders"], start_at="latest") as consumer:
+                await consumer.poll(timeout_s=0)
 
 
 async def test_a_retry_after_a_lost_answer_never_duplicates(broker: BrokerRun) -> None:

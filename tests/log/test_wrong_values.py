@@ -81,6 +81,13 @@ async def test_integers_of_numpy_are_integers() -> None:
         for _ in range(3):
             await append(bay)
         assert len(await bay.reader.read("t", 0, np.int32(2))) == 2  # type: ignore[arg-type]
+        assert len(await bay.reader.read("t", np.int64(0), 2)) == 2  # type: ignore[arg-type]
+        start, end = np.int64(2), np.uint8(3)
+        rows = await (await bay.read("t", partition=np.int16(0), start=start, end=end)).read_all()  # type: ignore[arg-type]
+        assert rows.column("offset").to_pylist() == [2]
+        with pytest.raises(UsageError, match="belongs to one partition"):
+            await bay.read("t", start=start)  # type: ignore[arg-type]
+        assert await bay.reader.time_of("t", 0, start) is not None  # type: ignore[arg-type]
         assert (await bay.trim("t", partition=0, offset=np.uint8(2))).earliest == 2  # type: ignore[arg-type]
         assert (await fencing(bay).fence("t", 0, epoch=np.int16(5))).epoch == 5  # type: ignore[arg-type]
         assert (await bay.offsets("t", 0)).epoch == 5

@@ -11,7 +11,7 @@ from forebay.broker._engines import Engines
 from forebay.broker._errors import BadRequest
 from forebay.broker._http import Response
 from forebay.broker._routes import Action, Call
-from forebay.errors import AccessDenied
+from forebay.errors import AccessDenied, ForebayError
 from forebay.formats.http_messages import (
     CommitRequest,
     Deleted,
@@ -62,6 +62,7 @@ class GroupHandlers:
                 partitions=[_lag(each) for each in kept],
                 lag_records=sum(each.records for each in kept),
                 lag_seconds=max((each.seconds for each in kept), default=0.0),
+                problems=[_problem(call, error) for error in found.damaged],
             )
         )
 
@@ -117,6 +118,11 @@ class GroupHandlers:
 
 def _sees(call: Call, topic: str | None) -> bool:
     return any(call.access.allows(action, topic) for action in (Action.READ, Action.ADMIN, Action.MONITOR))
+
+
+def _problem(call: Call, error: ForebayError) -> str:
+    # The text may name a topic.
+    return error.message if _sees(call, None) else "something of this group cannot be read"
 
 
 def _lag(found: GroupLag) -> GroupPartition:

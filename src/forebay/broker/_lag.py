@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, NotFound, UsageError
 from forebay.kit.clock import Clock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.log import Groups
@@ -30,7 +30,9 @@ class LagGauges:
         labels = ("group", "topic", "partition")
         self._records = metrics.gauge("group.lag_records", "Records a group has not consumed", labels)
         self._seconds = metrics.gauge("group.lag_seconds", "Age of the oldest of these records", labels)
-        self._failures = metrics.counter("group.lag_failures", "Groups whose lag could not be looked up")
+        self._failures = metrics.counter(
+            "group.lag_failures", "Groups whose lag could not be looked up, or not all of it"
+        )
         self._shown: set[tuple[str, str, int]] = set()
         self._looked_at = float("-inf")
 
@@ -42,11 +44,7 @@ class LagGauges:
         shown: set[tuple[str, str, int]] = set()
         try:
             for name in (await self._groups.list())[:LAG_GROUPS_MAX]:
-                for lag in (await self._groups.describe(name)).partitions:
-                    labels = (name, lag.topic, lag.partition)
-                    self._records.labels(*labels).set(lag.records)
-                    self._seconds.labels(*labels).set(lag.seconds)
-                    shown.add(labels)
+                shown |= await self._show(name)
         except ForebayError:
             self._failures.inc()
             return
@@ -54,3 +52,22 @@ class LagGauges:
             self._records.remove(*gone)
             self._seconds.remove(*gone)
         self._shown = shown
+
+    async def _show(self, name: str) -> set[tuple[str, str, int]]:
+        """The lag of one group; which gauges it has."""
+        try:
+            found = await self._groups.describe(name)
+        except NotFound:
+            return set()  # Deleted meanwhile.
+        except UsageError:
+            self._failures.inc()  # No name of a group: something else wrote it into the catalog.
+            return set()
+        if found.damaged:
+            self._failures.inc()
+        shown = set()
+        for lag in found.partitions:
+            labels = (name, lag.topic, lag.partition)
+            self._records.labels(*labels).set(lag.records)
+            self._seconds.labels(*labels).set(lag.seconds)
+            shown.add(labels)
+        return shown

@@ -11,10 +11,11 @@ import typer
 from forebay.cli import _output as out
 from forebay.cli._asking import ask
 from forebay.cli._deployment import Deployment, deployment_options
+from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._log_parts import LogParts, is_number, open_log, parse_time_ms
 from forebay.cli._options import CommandGroup
 from forebay.cli._run import wait_for
-from forebay.errors import NotFound, StorageDamaged, UsageError
+from forebay.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from forebay.log._group_records import TopicPartition
@@ -31,7 +32,7 @@ Force = Annotated[bool, typer.Option("--force", help="Also while members are ali
 @app.command("list")
 @deployment_options
 def list_groups(deployment: Deployment) -> None:
-    """Every group. JSON: a line per group, with its lag. One that cannot be read is named on stderr."""
+    """Every group. JSON: a line per group, with its lag. What cannot be read of them is named on stderr."""
 
     async def work() -> list[GroupDescription]:
         async with open_log(deployment) as parts:
@@ -40,6 +41,9 @@ def list_groups(deployment: Deployment) -> None:
             return [found for name in names if (found := await _described(groups, name)) is not None]
 
     found = wait_for(work())
+    for each in found:
+        for error in each.damaged:
+            out.warning(f"group {each.group!r}: {error.message}")
     if out.is_json():
         for each in found:
             out.document(
@@ -48,6 +52,7 @@ def list_groups(deployment: Deployment) -> None:
                     "members": len(each.members),
                     "lag_records": each.records,
                     "lag_seconds": each.seconds,
+                    "problems": [error.message for error in each.damaged],
                 }
             )
         return
@@ -58,21 +63,22 @@ def list_groups(deployment: Deployment) -> None:
 
 
 async def _described(groups: Groups, name: str) -> GroupDescription | None:
-    from forebay.log import DataLost
-
     try:
         return await groups.describe(name)
     except NotFound:
         return None  # Deleted meanwhile.
-    except (DataLost, StorageDamaged, UsageError) as error:
-        out.warning(f"group {name!r} is left out: {error.message}")
+    except UsageError as error:
+        out.warning(f"group {name[:100]!r} is left out: {error.message}")
         return None
 
 
 @app.command("describe")
 @deployment_options
 def describe(deployment: Deployment, group: Name) -> None:
-    """Members of a group, and how far it is behind in each partition."""
+    """Members of a group, and how far it is behind in each partition.
+
+    What cannot be read is named, the rest is shown, and the exit code is 1.
+    """
 
     async def work() -> GroupDescription:
         async with open_log(deployment) as parts:
@@ -88,9 +94,18 @@ def describe(deployment: Deployment, group: Name) -> None:
                 "partitions": [asdict(each) for each in found.partitions],
                 "lag_records": found.records,
                 "lag_seconds": found.seconds,
+                "problems": [error.message for error in found.damaged],
             }
         )
-        return
+    else:
+        _print_description(found)
+    for error in found.damaged:
+        out.warning(f"{error.message}; {error.hint}" if error.hint else error.message)
+    if found.damaged:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _print_description(found: GroupDescription) -> None:
     out.line(f"{found.group}: {len(found.members)} members, generation {found.generation}")
     rows = [
         [

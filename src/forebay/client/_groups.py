@@ -12,7 +12,7 @@ from forebay.client._consumer import Consumer
 from forebay.client._places import Places, Position, time_ms
 from forebay.client._reading import Fetcher, TopicPartition
 from forebay.client._session import Session, path_of
-from forebay.errors import NotFound
+from forebay.errors import NotFound, StorageDamaged
 from forebay.formats.http_messages import (
     PATHS,
     CommitRequest,
@@ -65,11 +65,19 @@ class Groups:
         return Consumer(fetcher, begin, commit=commit, max_wait_ms=chosen.max_wait_ms)
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
-        """Next offset to be read, by partition. Empty for a group that is not there yet."""
+        """Next offset to be read, by partition. Empty for a group that is not there yet.
+
+        Raises `StorageDamaged` where not all of it can be read.
+        """
         try:
             view = await self.describe(group)
         except NotFound:
             return {}
+        if view.problems:
+            # Whoever takes it for "nothing was committed" begins somewhere else, and may pass over records.
+            raise StorageDamaged(
+                f"group {group!r}: {view.problems[0]}", hint=f"forebay groups describe {group} shows the rest"
+            )
         return {
             TopicPartition(each.topic, each.partition): each.committed
             for each in view.partitions

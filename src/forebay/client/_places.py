@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias
+from typing import Literal, SupportsIndex, TypeAlias
 
 from forebay.client._reading import TopicPartition
 from forebay.client._session import Session, path_of
@@ -40,8 +41,8 @@ class Places:
         if isinstance(position, datetime):
             found = await self.offsets(place, time_ms(position))
             return found.next if found.at is None else found.at
-        if isinstance(position, int) and not isinstance(position, bool):
-            return position
+        if isinstance(position, SupportsIndex) and not isinstance(position, bool):
+            return operator.index(position)
         if position in ("earliest", "latest"):
             ends = await self.offsets(place)
             return ends.earliest if position == "earliest" else ends.next

@@ -12,7 +12,7 @@ import random
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Self, SupportsIndex
 
 import pyarrow as pa
 
@@ -205,7 +205,7 @@ class Client:
     ) -> Sequence[TopicPartition]:
         if partition is not None:
             return [TopicPartition(topic, partition)]
-        if isinstance(start, int) or isinstance(end, int):
+        if isinstance(start, SupportsIndex) or isinstance(end, SupportsIndex):
             raise UsageError("an offset belongs to one partition", hint="name the partition as well")
         return await self._places.of_topic(topic)
 

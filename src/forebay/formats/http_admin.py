@@ -206,6 +206,8 @@ class GroupView(msgspec.Struct, kw_only=True):
     partitions: list[GroupPartition]
     lag_records: int
     lag_seconds: float
+    problems: list[str] = []
+    """What cannot be read: it is in none of the others."""
 
 
 class GroupList(msgspec.Struct):

@@ -41,7 +41,7 @@ from forebay.log._group_records import (
     GroupState,
     MemberRecord,
     TopicPartition,
-    validate_offset,
+    valid_offsets,
 )
 from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, group_key, validate_group, validate_topic
 from forebay.log._records import decode_record, encode_record
@@ -185,7 +185,8 @@ class GroupMember:
         """Say how far the group has come: the next offset to read, by partition. One round trip.
 
         Raises `GenerationFenced` where a partition belongs to somebody else now; the others are committed.
-        An offset never goes back; `Groups.reset` does that.
+        An offset never goes back; `Groups.reset` does that. A member commits what it has read: whether the
+        log goes so far is not looked up, which would be a second round trip.
         """
         self.check_joined()
         async with self._turn:
@@ -194,8 +195,7 @@ class GroupMember:
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         changes: dict[TopicPartition, tuple[Held, GroupOffset]] = {}
         problems: list[ForebayError] = []
-        for place, offset in offsets.items():
-            validate_offset(place, offset)
+        for place, offset in valid_offsets(offsets).items():
             held = self._held.get(place)
             if held is None:
                 problems.append(self._fenced(place, self.generation))

@@ -70,14 +70,28 @@ class GroupOffsets:
         self._policy = policy
 
     async def read(self) -> dict[TopicPartition, Held]:
-        """All records of the group."""
+        """All records of the group; raises `StorageDamaged` where one cannot be read."""
+        found, damaged = await self.survey()
+        for error in damaged:
+            raise error
+        return found
 
-        async def attempt() -> dict[TopicPartition, Held]:
-            scan = self._coordinator.scan_all(
+    async def survey(self) -> tuple[dict[TopicPartition, Held], list[StorageDamaged]]:
+        """All records that can be read, and what is wrong with each of the others."""
+
+        async def attempt() -> tuple[dict[TopicPartition, Held], list[StorageDamaged]]:
+            found: dict[TopicPartition, Held] = {}
+            damaged: list[StorageDamaged] = []
+            async for record in self._coordinator.scan_all(
                 *self._keys.offsets_range(), partition_key=self._keys.partition_key
-            )
-            found = [Held(self._decoded(record), record.version) async for record in scan]
-            return {held.record.place: held for held in found}
+            ):
+                try:
+                    held = Held(self._decoded(record), record.version)
+                except StorageDamaged as error:
+                    damaged.append(error)
+                else:
+                    found[held.record.place] = held
+            return found, damaged
 
         return await retry(attempt, policy=self._policy, clock=self._clock, randomness=self._random)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,6 +10,7 @@ import msgspec
 
 from forebay.errors import NotDone, UsageError
 from forebay.log._keys import PartitionKeys
+from forebay.log._numbers import whole
 
 __all__ = [
     "GenerationFenced",
@@ -17,9 +19,9 @@ __all__ = [
     "GroupState",
     "MemberRecord",
     "TopicPartition",
-    "validate_generation",
-    "validate_offset",
-    "validate_place",
+    "valid_generation",
+    "valid_offsets",
+    "valid_place",
 ]
 
 NUMBER_MAX: Final = 2**62
@@ -107,21 +109,21 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     joined_at_ms: int
 
 
-def validate_place(place: TopicPartition) -> None:
-    """Raise unless this is a partition that can be."""
+def valid_place(place: TopicPartition) -> TopicPartition:
+    """The place with a plain integer in it; raises unless this is a partition that can be."""
     if not isinstance(place, TopicPartition):
         raise UsageError(f"{place!r} is no partition", hint="as TopicPartition('orders', 0)")
-    PartitionKeys(place.topic, place.partition)
+    return TopicPartition(place.topic, PartitionKeys(place.topic, place.partition).partition)
 
 
-def validate_offset(place: TopicPartition, offset: int) -> None:
-    """Raise unless this is a partition that can be, and an offset in it."""
-    validate_place(place)
-    if type(offset) is not int or not 0 <= offset <= NUMBER_MAX:
-        raise UsageError(f"{place} cannot be at {offset!r}", hint="offsets are integers from 1 on")
+def valid_offsets(offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """What is to be committed, in plain integers; raises where something can be no partition or offset."""
+    return {
+        valid_place(place): whole(f"offset of {place}", offset, 0, NUMBER_MAX)
+        for place, offset in offsets.items()
+    }
 
 
-def validate_generation(generation: int) -> None:
-    """Raise unless a group could come after it."""
-    if type(generation) is not int or not 0 <= generation <= NUMBER_MAX:
-        raise UsageError(f"generation {generation!r}", hint=f"an integer from 0 to {NUMBER_MAX:,}")
+def valid_generation(generation: int) -> int:
+    """A plain integer; raises unless a group could come after it."""
+    return whole("generation", generation, 0, NUMBER_MAX)

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from forebay.coordination import Coordinator, Delete, DeleteRange, Operation
+from forebay.coordination import Coordinator, Delete, DeleteRange, Operation, Record
 from forebay.errors import (
     ForebayError,
     NotFound,
@@ -33,7 +33,7 @@ from forebay.errors import (
 from forebay.kit.clock import Clock
 from forebay.kit.ids import IdSource
 from forebay.kit.retry import retry
-from forebay.log._errors import OffsetOutOfRange
+from forebay.log._errors import DataLost, OffsetOutOfRange
 from forebay.log._group_consumer import GroupConsumer, StartAt
 from forebay.log._group_member import GroupConfig, GroupMember, enter_group
 from forebay.log._group_offsets import GroupOffsets, Held, Refused
@@ -44,13 +44,15 @@ from forebay.log._group_records import (
     GroupState,
     MemberRecord,
     TopicPartition,
-    validate_generation,
-    validate_offset,
-    validate_place,
+    valid_generation,
+    valid_offsets,
+    valid_place,
 )
 from forebay.log._keys import CATALOG_PARTITION_KEY, GroupKeys, group_key, groups_range, unescaped
+from forebay.log._numbers import WHOLE_MAX, whole
 from forebay.log._reader import LogReader
 from forebay.log._records import decode_record
+from forebay.log._resolve import PartitionOffsets
 from forebay.log._topics import Catalog
 
 __all__ = ["GroupDescription", "GroupLag", "GroupReset", "Groups", "ResetTo"]
@@ -88,6 +90,8 @@ class GroupDescription:
     members: tuple[MemberRecord, ...]
     """Those that are alive."""
     partitions: tuple[GroupLag, ...]
+    damaged: tuple[ForebayError, ...] = ()
+    """What is wrong with each record or partition that cannot be read: it is in none of the others."""
 
     @property
     def records(self) -> int:
@@ -160,17 +164,32 @@ class Groups:
         return {place: held.record for place, held in (await self._offsets(group).read()).items()}
 
     async def describe(self, group: str) -> GroupDescription:
-        """Members and lag; raises `NotFound` where there is no such group."""
+        """Members and lag; raises `NotFound` where there is no such group.
+
+        What cannot be read is named and hides nothing else.
+        """
         keys = GroupKeys(group)
         await self._check_exists(group)
+        damaged: list[ForebayError] = []
+        state = await self._state(keys, damaged)
+        members = await self._members(keys, damaged)
+        held, unreadable = await self._offsets(group).survey()
+        found = _places({place: each.record for place, each in held.items()}, state)
+        lags: list[GroupLag] = []
+        for lag in await asyncio.gather(*(self._lag_or_damage(offset) for offset in found)):
+            if isinstance(lag, GroupLag):
+                lags.append(lag)
+            elif lag is not None:
+                damaged.append(lag)
+        return GroupDescription(group, state.generation, tuple(members), tuple(lags), (*damaged, *unreadable))
+
+    async def _state(self, keys: GroupKeys, damaged: list[ForebayError]) -> GroupState:
         record = await self._get(keys.state, keys.partition_key)
-        state = GroupState() if record is None else decode_record(GroupState, keys.state, record.value)
-        members = await self._members(keys)
-        places = await self._places(group, state)
-        lags = await asyncio.gather(*(self._lag(offset) for offset in places))
-        return GroupDescription(
-            group, state.generation, tuple(members), tuple(lag for lag in lags if lag is not None)
-        )
+        try:
+            return GroupState() if record is None else decode_record(GroupState, keys.state, record.value)
+        except StorageDamaged as error:
+            damaged.append(error)
+            return GroupState()
 
     async def lag(self, group: str, topic: str, partition: int) -> GroupLag | None:
         """How far the group is behind in one partition; None where there is no such partition."""
@@ -178,14 +197,11 @@ class Groups:
         found = (await self.committed(group)).get(place)
         return await self._lag(found or GroupOffset(topic=topic, partition=partition))
 
-    async def _places(self, group: str, state: GroupState) -> list[GroupOffset]:
-        """Every partition that was committed or is assigned."""
-        found = await self.committed(group)
-        for member, places in state.assignment.items():
-            for topic, partition in places:
-                blank = GroupOffset(topic=topic, partition=partition, owner=member)
-                found.setdefault(TopicPartition(topic, partition), blank)
-        return [found[place] for place in sorted(found)]
+    async def _lag_or_damage(self, offset: GroupOffset) -> GroupLag | ForebayError | None:
+        try:
+            return await self._lag(offset)
+        except (DataLost, StorageDamaged, UsageError) as error:
+            return error
 
     async def _lag(self, offset: GroupOffset) -> GroupLag | None:
         try:
@@ -194,9 +210,9 @@ class Groups:
             records = max(0, ends.next - position)
             time_ms = None
             if records:
-                time_ms = await self._reader.time_of(offset.topic, offset.partition, position)
-        except (LookupError, OffsetOutOfRange):
-            return None  # The topic was deleted, or trimmed in between: there is nothing to be behind of.
+                time_ms = await self._time_of(offset.topic, offset.partition, position)
+        except LookupError:
+            return None  # The topic was deleted: there is nothing to be behind of.
         age_ms = 0 if time_ms is None else max(0, self._clock.now_ms() - time_ms)
         return GroupLag(
             offset.topic,
@@ -210,38 +226,53 @@ class Groups:
             offset.generation,
         )
 
+    async def _time_of(self, topic: str, partition: int, position: int) -> int | None:
+        """When the record at a position was appended; of the earliest one where a trim has passed it."""
+        while True:
+            try:
+                return await self._reader.time_of(topic, partition, position)
+            except OffsetOutOfRange as error:
+                if error.earliest <= position:
+                    return None
+                position = error.earliest
+
     # -- changing
 
     async def commit(self, group: str, offsets: Mapping[TopicPartition, int], *, generation: int = 0) -> None:
         """Commit from outside: next offsets to be read. Two round trips, whatever the number of partitions.
 
-        Raises `GenerationFenced` where a partition belongs to a live member or to a higher generation; the
+        Raises `GenerationFenced` where a partition belongs to a live member or to a higher generation,
+        `UnknownTopic` where there is no such partition, and `OffsetOutOfRange` beyond the end of the log:
+        nobody has read that, and a group that stood there would pass over what is written meanwhile. The
         others are committed.
         """
-        validate_generation(generation)
-        for place, offset in offsets.items():
-            validate_offset(place, offset)
-        if group not in self._entered:
-            await enter_group(self._coordinator, group, self._retry)
-            self._entered.add(group)
+        generation = valid_generation(generation)
+        wanted = valid_offsets(offsets)
         store = self._offsets(group)
-        found = await store.read()
+        found, ends = await asyncio.gather(
+            store.read(), self._reader.offsets_each([(place.topic, place.partition) for place in wanted])
+        )
         live = (
             {member.member_id for member in await self._members(GroupKeys(group))} if _owned(found) else set()
         )
         changes: dict[TopicPartition, tuple[Held, GroupOffset]] = {}
         refused: list[ForebayError] = []
-        for place, offset in offsets.items():
+        for (place, offset), end in zip(wanted.items(), ends, strict=True):
             held = found.get(place, store.absent(place))
-            record = held.record
-            if record.generation > generation or record.owner in live:
-                refused.append(_fenced(group, place, generation, record))
-            elif record.offset is not None and offset < record.offset:
-                refused.append(
-                    UsageError(f"{place} is committed up to {record.offset}", hint="reset the group instead")
+            problem = _unread(place, offset, end)
+            if problem is None and (held.record.generation > generation or held.record.owner in live):
+                problem = _fenced(group, place, generation, held.record)
+            if problem is None and held.record.offset is not None and offset < held.record.offset:
+                problem = UsageError(
+                    f"{place} is committed up to {held.record.offset}", hint="reset the group instead"
                 )
+            if problem is None:
+                changes[place] = (held, self._moved(held.record, offset, generation))
             else:
-                changes[place] = (held, self._moved(record, offset, generation))
+                refused.append(problem)
+        if changes and group not in self._entered:
+            await enter_group(self._coordinator, group, self._retry)
+            self._entered.add(group)
         refused += _problems(group, generation, await store.write(changes))
         if refused:
             raise refused[0]
@@ -264,10 +295,10 @@ class Groups:
         """
         if (to is None) == (to_time_ms is None):
             raise UsageError("a reset goes to one place", hint="give either `to` or `to_time_ms`")
-        if to is not None and to not in ("earliest", "latest") and type(to) is not int:
-            raise UsageError(f"{to!r} is no place in a log", hint="'earliest', 'latest' or an offset")
-        for place in partitions or ():
-            validate_place(place)
+        to = to if to is None else _valid_place_to(to)
+        to_time_ms = to_time_ms if to_time_ms is None else whole("time", to_time_ms, -WHOLE_MAX)
+        if partitions is not None:
+            partitions = [valid_place(place) for place in partitions]
         found = await self._offsets(group).read()
         if partitions is None and not found:
             await self._check_exists(group)
@@ -351,9 +382,10 @@ class Groups:
             raise NotFound(group, hint="a group comes into being with its first member or commit")
 
     async def _check_idle(self, keys: GroupKeys, force: bool) -> None:
-        members = await self._members(keys)
-        if members and not force:
-            raise GroupBusy(keys.group, len(members))
+        unreadable: list[ForebayError] = []
+        alive = len(await self._members(keys, unreadable)) + len(unreadable)
+        if alive and not force:
+            raise GroupBusy(keys.group, alive)
 
     async def _target(self, place: TopicPartition, to: ResetTo | None, to_time_ms: int | None) -> int:
         ends = await self._reader.offsets(place.topic, place.partition)
@@ -383,15 +415,25 @@ class Groups:
             policy=self._config.retry,
         )
 
-    async def _members(self, keys: GroupKeys) -> list[MemberRecord]:
-        async def attempt() -> list[MemberRecord]:
-            scan = self._coordinator.scan_all(
-                f"{keys.members}/", f"{keys.members}//", partition_key=keys.partition_key
-            )
-            return [decode_record(MemberRecord, record.key, record.value) async for record in scan]
+    async def _members(
+        self, keys: GroupKeys, damaged: list[ForebayError] | None = None
+    ) -> list[MemberRecord]:
+        """Those that are alive. What cannot be read is added to `damaged`, or raised where there is none."""
 
-        found: list[MemberRecord] = await self._retry(attempt)
-        return found
+        async def attempt() -> list[Record]:
+            low, high = f"{keys.members}/", f"{keys.members}//"
+            scan = self._coordinator.scan_all(low, high, partition_key=keys.partition_key)
+            return [record async for record in scan]
+
+        members: list[MemberRecord] = []
+        for record in await self._retry(attempt):
+            try:
+                members.append(decode_record(MemberRecord, record.key, record.value))
+            except StorageDamaged as error:
+                if damaged is None:
+                    raise
+                damaged.append(error)
+        return members
 
     async def _get(self, key: str, partition_key: str) -> Any:
         return await self._retry(lambda: self._coordinator.get(key, partition_key=partition_key))
@@ -414,6 +456,32 @@ class Groups:
 
         found: list[str] = await self._retry(attempt)
         return found
+
+
+def _valid_place_to(to: ResetTo) -> ResetTo:
+    if to in ("earliest", "latest"):
+        return to
+    try:
+        # Any integer: one outside the log becomes the nearer end.
+        return to if type(to) is int else whole("offset", to)
+    except UsageError:
+        raise UsageError(f"{to!r} is no place in a log", hint="'earliest', 'latest' or an offset") from None
+
+
+def _places(found: dict[TopicPartition, GroupOffset], state: GroupState) -> list[GroupOffset]:
+    """Every partition that was committed or is assigned."""
+    for member, places in state.assignment.items():
+        for topic, partition in places:
+            blank = GroupOffset(topic=topic, partition=partition, owner=member)
+            found.setdefault(TopicPartition(topic, partition), blank)
+    return [found[place] for place in sorted(found)]
+
+
+def _unread(place: TopicPartition, offset: int, ends: PartitionOffsets | ForebayError) -> ForebayError | None:
+    """What speaks against having read a partition up to an offset."""
+    if isinstance(ends, ForebayError) or offset <= ends.next:
+        return ends if isinstance(ends, ForebayError) else None
+    return OffsetOutOfRange(str(place), offset, earliest=ends.earliest, next_offset=ends.next)
 
 
 def _owned(found: Mapping[TopicPartition, Held]) -> bool:

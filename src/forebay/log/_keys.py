@@ -31,6 +31,7 @@ from typing import Final
 
 from forebay.coordination import children
 from forebay.errors import StorageDamaged, UsageError
+from forebay.log._numbers import whole
 
 __all__ = [
     "CATALOG_PARTITION_KEY",
@@ -90,9 +91,7 @@ class PartitionKeys:
         validate_topic(self.topic)
         # True and 1.0 are equal to 1 and are written differently: a key must come from an integer.
         if type(self.partition) is not int or not 0 <= self.partition <= PARTITION_MAX:
-            raise UsageError(
-                f"partition {self.partition!r}", hint=f"partitions go from 0 to {PARTITION_MAX:,}"
-            )
+            object.__setattr__(self, "partition", whole("partition", self.partition, 0, PARTITION_MAX))
         root = f"{ROOT}/{self.topic}/partitions/{self.partition}"
         object.__setattr__(self, "partition_key", f"{self.topic}:{self.partition}")
         object.__setattr__(self, "root", root)

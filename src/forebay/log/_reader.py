@@ -92,6 +92,13 @@ class LogReader:
         """Where the partition begins and ends. One request."""
         return (await self._view(PartitionKeys(topic, partition))).offsets
 
+    async def offsets_each(
+        self, partitions: Sequence[tuple[str, int]]
+    ) -> list[PartitionOffsets | ForebayError]:
+        """`offsets` of many partitions in one round trip, each with an answer or an error of its own."""
+        found = await self._resolver.views([PartitionKeys(*each) for each in partitions])
+        return [view.offsets if isinstance(view, PartitionView) else view for view in found]
+
     async def offsets_many(self, partitions: Sequence[tuple[str, int]]) -> list[PartitionOffsets]:
         """`offsets` of many partitions at the same time."""
         return list(await asyncio.gather(*(self.offsets(*each) for each in partitions)))
@@ -192,6 +199,7 @@ class LogReader:
 
         Inside a compacted range it is the time of the range's first append: one lookup, no object is read.
         """
+        offset = whole("offset", offset)
         keys = PartitionKeys(topic, partition)
         for _ in range(self._config.attempts_max):
             view = await self._view(keys)

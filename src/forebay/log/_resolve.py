@@ -23,8 +23,9 @@ a further request, and finds the entries that follow as well.
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -127,6 +128,20 @@ class Resolver:
     async def view(self, keys: PartitionKeys) -> PartitionView:
         """The control record now. A partition that was created and never written to is empty."""
         return await self._as_view(keys, await self._get(keys.control, keys.partition_key))
+
+    async def views(self, partitions: Sequence[PartitionKeys]) -> list[PartitionView | ForebayError]:
+        """`view` of many, each with an error of its own; one round trip where all were written to."""
+        names = [(keys.control, keys.partition_key) for keys in partitions]
+        records = await self._patiently(lambda: self._coordinator.get_many(names))
+        return list(await asyncio.gather(*map(self._view_or_error, partitions, records)))
+
+    async def _view_or_error(
+        self, keys: PartitionKeys, record: Record | None
+    ) -> PartitionView | ForebayError:
+        try:
+            return await self._as_view(keys, record)
+        except (StorageDamaged, UnknownTopic) as error:
+            return error
 
     async def view_at(self, keys: PartitionKeys, offset: int) -> tuple[PartitionView, Record | None]:
         """`view`, and the first entry of the index at or above `offset` a moment later, in one request."""

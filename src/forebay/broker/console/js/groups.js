@@ -25,7 +25,7 @@ function list(root, { life }) {
       { title: "Lag in time", number: true, cell: (name) => duration(of(name)?.lag_seconds) },
       { title: "Members", number: true, cell: (name) => number(of(name)?.members?.length) },
       { title: "Partitions", number: true, cell: (name) => number(of(name)?.partitions?.length) },
-      { title: "", cell: (name) => of(name)?.message || "" },
+      { title: "", cell: (name) => of(name)?.message || of(name)?.problems?.[0] || "" },
     ],
   });
   const draw = () => {
@@ -47,6 +47,7 @@ function list(root, { life }) {
 function one(root, { params, life }) {
   const name = params.group;
   const trouble = el("div");
+  const damage = el("div");
   const cards = { lag: card("Lag", "records"), time: card("Lag in time", "age of the oldest record"), members: card("Members", "alive") };
   const members = new Table({
     caption: "Members",
@@ -78,6 +79,7 @@ function one(root, { params, life }) {
     el("p", { class: "crumbs" }, el("a", { href: "#/groups" }, "Groups"), " / "),
     el("h1", {}, el("bdi", {}, name)),
     trouble,
+    damage,
     el("section", { class: "cards", "aria-label": "Now" }, Object.values(cards).map((each_) => each_.node)),
     el("h2", {}, "Partitions"), partitions.node,
     el("h2", {}, "Members"), members.node,
@@ -85,6 +87,7 @@ function one(root, { params, life }) {
   );
   life.every(LOOK_MS, trouble, async () => {
     const found = await get(paths.group(name), life.signal);
+    damage.replaceChildren(...found.problems.map((message) => problemBox({ type: "Damaged", message })));
     cards.lag.set(number(found.lag_records), found.lag_records === 1 ? "record" : "records");
     cards.time.set(duration(found.lag_seconds));
     cards.members.set(number(found.members.length), `alive, generation ${number(found.generation)}`);
