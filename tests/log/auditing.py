@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forebay.log._keys import PartitionKeys
+from forebay.log import Topic
+from forebay.log._keys import CATALOG_PARTITION_KEY, PartitionKeys, topic_key
 from forebay.log._meta import located
 from forebay.log._records import Control, Cursor, decode_record
 from forebay.log._uris import key_of
 from forebay.storage import DeleteResult
 from forebay.testing import World
 
-__all__ = ["Auditor"]
+__all__ = ["Auditor", "Ledger"]
 
 PROBLEMS_MAX = 20
 
@@ -92,3 +93,47 @@ class Auditor:
         if cursor < self._cursors[keys] or counter < self._counters[keys]:
             self.problems.append(f"{self._world.now:.3f} s: cursor or counter of {keys} went back")
         self._cursors[keys], self._counters[keys] = cursor, counter
+
+
+def _first_offset(world: World, keys: PartitionKeys) -> int:
+    found = world._state.get(topic_key(keys.topic), CATALOG_PARTITION_KEY)
+    return 1 if found is None else decode_record(Topic, found.key, found.value).first_offset
+
+
+class Ledger:
+    """Notes every append at the moment of its commit: also what a trim or a deletion removes again.
+
+    What is in the log at the end does not tell whether something was in it twice. Readers were told.
+    """
+
+    def __init__(self, world: World, partitions: Sequence[PartitionKeys]) -> None:
+        self.twice: list[str] = []
+        self.starts: dict[str, int] = {}
+        """First offset by append."""
+        self._last: dict[PartitionKeys, Control] = {}
+        write = world._state.write
+
+        def noted_write(*arguments: Any) -> Any:
+            results = write(*arguments)
+            for keys in partitions:
+                found = world._state.get(keys.control, keys.partition_key)
+                now = None if found is None else decode_record(Control, found.key, found.value)
+                self._note(keys, now, _first_offset(world, keys))
+            return results
+
+        world._state.write = noted_write  # type: ignore[method-assign,assignment]
+
+    def _note(self, keys: PartitionKeys, now: Control | None, first_offset: int) -> None:
+        before = self._last.pop(keys, None)
+        if now is None:
+            if before is not None and before.log_state == "OPEN" and before.pending is not None:
+                # Taken back by its writer: a deletion fences before it removes.
+                self.starts.pop(before.pending.append_id, None)
+            return
+        self._last[keys] = now
+        pending = now.pending
+        if pending is None or now.start_offset < first_offset:
+            return  # What a late request has made after a deletion is part of no topic.
+        start = self.starts.setdefault(pending.append_id, pending.start_offset)
+        if start != pending.start_offset:
+            self.twice.append(f"append {pending.append_id} at {start} and again at {pending.start_offset}")

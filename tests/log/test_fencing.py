@@ -21,6 +21,7 @@ from forebay.coordination import Coordinator, MemoryCoordinator
 from forebay.errors import ForebayError, UsageError
 from forebay.kit.clock import SystemClock
 from forebay.log import AppendResult, Fenced, Fencing, LogWriter, Topic, TopicDeleted, UnknownTopic
+from forebay.log._keys import PartitionKeys
 from forebay.storage import MemoryStore
 from forebay.testing import Actor, Faults, World
 
@@ -276,10 +277,28 @@ async def test_nobody_opens_a_partition_whose_topic_is_being_deleted() -> None:
             await fencing.fence("t", 0)
         with pytest.raises(TopicDeleted):
             await fencing.unfence("t", 0, (await fencing.state("t", 0)).epoch)
-        assert isinstance((await _one(writer)).error, Fenced)
+        assert isinstance((await _one(writer)).error, TopicDeleted)
         await remove(topic)
 
     writer.catalog._remove_keys = opened_before  # type: ignore[method-assign]
     await writer.catalog.delete("t")
     await writer.catalog.create("t")
+    assert span(await _one(writer)) == (2, 2)
+
+
+async def test_a_fence_holds_where_a_late_request_has_left_an_old_partition() -> None:
+    """Writers take such a partition for none, and would take its fence for none as well."""
+    store, coordinator = MemoryStore(), MemoryCoordinator()
+    writer, keys = writer_of(store, coordinator), PartitionKeys("t", 0)
+    assert (await _one(writer)).ok
+    late = await coordinator.get(keys.control, partition_key=keys.partition_key)
+    assert late is not None
+    await writer.catalog.delete("t")
+    await writer.catalog.create("t")
+    await coordinator.put(keys.control, late.value, partition_key=keys.partition_key)
+    fencing = _fencing(writer, coordinator)
+    state = await fencing.fence("t", 0)
+    assert (state.log_state, state.next_offset) == ("FENCED", 2)
+    assert isinstance((await _one(writer_of(store, coordinator))).error, Fenced)
+    await fencing.unfence("t", 0, state.epoch)
     assert span(await _one(writer)) == (2, 2)

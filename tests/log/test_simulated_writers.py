@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from tests.log.writing import fencing_in, group, read_log, writer_in
+from tests.log.auditing import Ledger
+from tests.log.writing import control_of, fencing_in, group, read_log, writer_in
 
 from forebay.errors import ForebayError, NotDone, OutcomeUnknown, Unavailable
 from forebay.kit.retry import RetryPolicy
@@ -23,8 +24,12 @@ from forebay.log import (
     LogWriter,
     OutOfSequence,
     ProducerConfig,
+    Topic,
+    Trimmer,
     WriterConfig,
 )
+from forebay.log._keys import CATALOG_PARTITION_KEY, PartitionKeys, topic_key
+from forebay.log._records import decode_record
 from forebay.testing import Actor, Faults, World, check, run_seeds, seeds
 from forebay.testing.checkers import CHECKERS, check_producer_order
 from forebay.testing.history import Call
@@ -49,6 +54,10 @@ class Plan:
     shards: int = 1
     hasty: bool = False
     """Writers give up soon, so that callers hear of unknown outcomes and must deal with them."""
+    trims: bool = False
+    """Somebody trims all there is, again and again: it removes the traces that writers look for."""
+    deletes: bool = False
+    """Somebody deletes the topic, again and again; the next append makes it anew."""
 
 
 def _stream(partition: int) -> str:
@@ -207,6 +216,24 @@ async def _fence(me: Actor, plan: Plan) -> None:
             continue
 
 
+async def _trim(me: Actor, plan: Plan, left: dict[str, int]) -> None:
+    trimmer = Trimmer(me.coordinator, clock=me.clock, randomness=me.random)
+    while any(left.values()):
+        for partition in range(plan.partitions):
+            with contextlib.suppress(ForebayError):
+                ends = await trimmer.trim(TOPIC, partition, 0)
+                await trimmer.trim(TOPIC, partition, ends.next)
+        await me.clock.sleep(me.random.random() * 0.02)
+
+
+async def _delete(me: Actor, plan: Plan, left: dict[str, int]) -> None:
+    catalog = writer_in(me).catalog
+    while any(left.values()):
+        await me.clock.sleep(me.random.random())
+        with contextlib.suppress(ForebayError):
+            await catalog.delete(TOPIC)
+
+
 def _run(seed: int, plan: Plan) -> tuple[int, str]:
     world = World(
         seed,
@@ -221,6 +248,7 @@ def _run(seed: int, plan: Plan) -> tuple[int, str]:
 
 async def _main(world: World, plan: Plan) -> int:
     left: dict[str, int] = {}
+    ledger = Ledger(world, [PartitionKeys(TOPIC, partition) for partition in range(plan.partitions)])
     for number in range(plan.writers):
         left[f"w{number}"] = plan.appends
         actor = world.spawn(f"w{number}", _write_batched if plan.batching else _write, plan, left)
@@ -228,18 +256,35 @@ async def _main(world: World, plan: Plan) -> int:
     if plan.epochs:
         fencer = world.spawn("fencer", _fence, plan)
         fencer.crash_randomly(plan.crash_rate, restart_after_s=0.5, crashes_max=4)
+    if plan.trims:
+        world.spawn("trimmer", _trim, plan, left)
+    if plan.deletes:
+        deleter = world.spawn("deleter", _delete, plan, left)
+        deleter.crash_randomly(plan.crash_rate, restart_after_s=0.5, crashes_max=4)
     await world.join()
     world.heal()
     await world.clock().sleep(60)
-    appended = 0
     for partition in range(plan.partitions):
-        log = await read_log(world.bucket, world.keys, TOPIC, partition)
-        world.history.final(_stream(partition), [record.decode() for record in log])
-        appended += len(log)
+        start, left_over = await _start(world, partition)
+        log = [] if left_over else await read_log(world.bucket, world.keys, TOPIC, partition)
+        world.history.final(_stream(partition), [record.decode() for record in log], start=start - 1)
     # A batched writer is several senders; a sender that was told nothing may not know its own order.
     problems = check(world.history, [*CHECKERS, check_producer_order])
     assert not problems, "\n".join(map(str, problems))
-    return appended
+    assert not ledger.twice, "\n".join(ledger.twice)
+    return len(ledger.starts)
+
+
+async def _start(world: World, partition: int) -> tuple[int, bool]:
+    """The first offset that was not trimmed, nor deleted with the topic; whether the partition is only what a
+    late request has left of a deleted topic."""
+    keys = PartitionKeys(TOPIC, partition)
+    record = await world.keys.get(topic_key(TOPIC), partition_key=CATALOG_PARTITION_KEY)
+    first = 1 if record is None else decode_record(Topic, record.key, record.value).first_offset
+    if await world.keys.get(keys.control, partition_key=keys.partition_key) is None:
+        return first, False
+    start = (await control_of(world.keys, keys))[0].start_offset
+    return max(start, first), start < first
 
 
 PLANS = {
@@ -248,6 +293,27 @@ PLANS = {
     "eight writers": Plan(writers=8, appends=4, partitions=1),
     "storm": Plan(writers=3, appends=5, faults=Faults.all(0.1), rotate_s=0.0, crash_rate=0.004),
     "lost replies": Plan(writers=3, faults=Faults(after=0.15, lost=0.15, late=0.15, duplicate=0.1)),
+    # Slow reads: much may happen between two looks of a writer that asks what became of its append.
+    "lost replies and trims": Plan(
+        writers=6,
+        partitions=1,
+        trims=True,
+        rotate_s=0.0,
+        faults=Faults(after={"write": 0.4}, slow={"get": 0.5}, slow_factor=40),
+    ),
+    "lost replies and deletions": Plan(
+        writers=6,
+        partitions=1,
+        deletes=True,
+        rotate_s=0.0,
+        faults=Faults(
+            after={"write": 0.2},
+            late={"write": 0.2},
+            duplicate={"write": 0.2},
+            slow={"get": 0.3},
+            slow_factor=40,
+        ),
+    ),
     "hasty": Plan(writers=3, hasty=True, faults=Faults.all(0.06)),
     "idempotent": Plan(writers=3, idempotent=True, hasty=True, faults=Faults.all(0.08), rotate_s=0.0),
     "fencer": Plan(writers=4, epochs=True, appends=10),

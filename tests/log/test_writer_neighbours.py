@@ -19,7 +19,15 @@ from forebay.formats.bytes_batch import BytesBatch, Codec
 from forebay.formats.encoded_batch import EncodedBatch
 from forebay.kit.clock import SystemClock
 from forebay.kit.ids import IdSource
-from forebay.log import AppendGroup, AppendResult, LogWriter, UnknownTopic, WriterConfig
+from forebay.log import (
+    AppendGroup,
+    AppendResult,
+    LogWriter,
+    Topic,
+    TopicDeleted,
+    UnknownTopic,
+    WriterConfig,
+)
 from forebay.log._keys import PartitionKeys
 from forebay.log._tail_cache import MemoryTailCache
 from forebay.log._uris import key_of
@@ -203,7 +211,8 @@ async def test_a_strict_writer_does_not_bring_a_deleted_topic_back() -> None:
     assert await inner.get(keys.control, partition_key=keys.partition_key) is None
 
 
-async def test_a_partition_that_somebody_built_on_is_not_taken_back() -> None:
+async def test_a_partition_that_somebody_replaced_is_not_taken_back() -> None:
+    """It began under a topic that is gone, below the first offset of the next one: nobody builds on that."""
     store, inner = MemoryStore(), MemoryCoordinator()
     coordinator, other = _Interrupted(inner), writer_of(store, inner)
     writer = writer_of(store, coordinator)
@@ -215,13 +224,52 @@ async def test_a_partition_that_somebody_built_on_is_not_taken_back() -> None:
     async def delete() -> None:
         await other.catalog.delete("t")
 
-    async def build_on() -> None:
-        assert (await _one(other, b"rival")).ok
+    async def replace() -> None:
+        assert span(await _one(other, b"rival")) == (4, 4)
 
-    coordinator.before, coordinator.after = delete, build_on
+    coordinator.before, coordinator.after = delete, replace
     result = await _one(writer, b"x")
-    assert result.ok
-    assert await read_log(store, inner) == [b"x", b"rival"]
+    assert isinstance(result.error, OutcomeUnknown)
+    assert await read_log(store, inner) == [b"rival"]
+
+
+@pytest.mark.parametrize("made_again", [False, True], ids=["deleted", "made again"])
+async def test_what_a_late_request_made_after_a_deletion_is_not_built_on(made_again: bool) -> None:
+    """The first append of a partition is sent twice, and one copy sleeps through the deletion of the topic.
+    Whoever went on from there would give out offsets again that the topic had before."""
+    store, coordinator = MemoryStore(), MemoryCoordinator()
+    writer = writer_of(store, coordinator)
+    keys = PartitionKeys("t", 0)
+    await _one(writer, b"first")
+    late = await coordinator.get(keys.control, partition_key=keys.partition_key)
+    assert late is not None
+    await _one(writer, b"second")
+    await writer.catalog.delete("t")
+    if made_again:
+        await writer.catalog.create("t")
+    await coordinator.put(keys.control, late.value, ABSENT, partition_key=keys.partition_key)
+    for other in (writer, writer_of(store, coordinator)):
+        assert (await _one(other, b"next")).ok
+    assert await read_log(store, coordinator) == [b"next", b"next"]
+    assert (await control_of(coordinator, keys))[0].start_offset == 3
+
+
+async def test_a_topic_under_deletion_takes_no_partition_from_a_writer_that_makes_no_topics() -> None:
+    """It would outlive the topic, acknowledged, and its object would go with the next vacuum."""
+    store, coordinator = MemoryStore(), MemoryCoordinator()
+    writer = writer_of(store, coordinator, config=WriterConfig(commit=AT_ONCE, auto_create=False))
+    await writer.catalog.create("t")
+    assert (await _one(writer, b"x")).ok
+    remove = writer.catalog._remove_objects
+
+    async def append_meanwhile(topic: Topic) -> None:
+        # The keys are gone, the name is not.
+        assert isinstance((await _one(writer, b"y")).error, TopicDeleted)
+        await remove(topic)
+
+    writer.catalog._remove_objects = append_meanwhile  # type: ignore[method-assign]
+    await writer.catalog.delete("t")
+    assert await coordinator.get("llog/t/partitions/0/meta/control", partition_key="t:0") is None
 
 
 @pytest.mark.parametrize("name", ["log-commit-embedded", "log-append"])

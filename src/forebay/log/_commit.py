@@ -35,9 +35,11 @@ from forebay.coordination import Delete, WriteResult
 from forebay.errors import ForebayError, NotDone, OutcomeUnknown, PreconditionFailed, Unavailable
 from forebay.log._append import Unit
 from forebay.log._errors import AnotherLog, Contended, UnknownTopic
+from forebay.log._numbers import WHOLE_MAX
 from forebay.log._partition_cache import PartitionCache, PartitionState, load_state
 from forebay.log._producers import admit, judge
 from forebay.log._proposals import Proposal, Try, chunks, first_control, propose, waves
+from forebay.log._records import Control
 from forebay.log._settle import Doubt, Verdict, settle
 from forebay.log._topic import Topic, TopicDeleted
 from forebay.log._topics import Catalog
@@ -112,7 +114,7 @@ class Committer:
         now_ms = self._clock.now_ms()
         proposals = [propose(one, now_ms, self._writer) for one in ready]
         results = await self._send(proposals)
-        created: list[Proposal] = []
+        begun: list[Try] = []
         committed: list[Unit] = []
         now = self._clock.monotonic()
         for proposal, result in zip(proposals, results, strict=True):
@@ -122,12 +124,12 @@ class Committer:
             self._committed(proposal, result.version, now)
             # A new partition is told of once its topic is confirmed.
             if proposal.state.control is None:
-                created.append(proposal)
+                begun.append(proposal.one)
             else:
                 committed.append(proposal.one.unit)
         self._tell(committed)
-        if created:
-            await self._confirm(created)
+        if begun:
+            await self._confirm(begun)
 
     # -- learning where the partitions stand
 
@@ -149,15 +151,18 @@ class Committer:
 
     async def _learn(self, tries: Sequence[Try]) -> None:
         """Read the control records of partitions that are not known, settle doubts, find new topics."""
-        foreign, *_ = await asyncio.gather(self._foreign(), *[self._load(one) for one in tries])
+        looks = asyncio.gather(*[self._load(one) for one in tries])
+        foreign, begun = await asyncio.gather(self._foreign(), looks)
         if foreign is not None:
             for one in tries:
                 if not one.done:
                     self._fail(one, foreign)
             return
+        if any(begun):
+            await self._confirm([one for one, new in zip(tries, begun, strict=True) if new])
         by_topic: dict[str, list[Try]] = defaultdict(list)
         for one in tries:
-            if not one.done and one.state is not None and one.state.control is None:
+            if not one.done and one.state is not None and _just_begun(one.state.control):
                 by_topic[one.unit.keys.topic].append(one)
         if by_topic:
             await asyncio.gather(*[self._find_topic(topic, new) for topic, new in by_topic.items()])
@@ -176,21 +181,24 @@ class Committer:
         self._pair_seen = True
         return None
 
-    async def _load(self, one: Try) -> None:
+    async def _load(self, one: Try) -> bool:
+        """Read one; whether it turned out to be committed already, and its topic is to be confirmed."""
         keys = one.unit.keys
         try:
             state = await load_state(self._coordinator, keys, self._metrics)
             verdict = await settle(self._coordinator, one.unit, one.doubt, state, self._metrics)
         except (Unavailable, OutcomeUnknown) as error:
             one.failure = error
-            return
+            return False
         except ForebayError as error:
             self._fail(one, error)
-            return
+            return False
         if verdict is Verdict.COMMITTED:
             state.committed_at = self._clock.monotonic()
             self._cache.put(state)
             one.done = True
+            if _just_begun(state.control):
+                return True
             self._tell([one.unit])
         elif verdict is Verdict.UNKNOWN:
             one.done = True
@@ -198,10 +206,16 @@ class Committer:
             if verdict is Verdict.NOT_COMMITTED:
                 one.doubt = None
             one.state, one.read = state, True
+        return False
 
     async def _find_topic(self, topic: str, tries: Sequence[Try]) -> None:
+        """Find the topic of partitions that begin, or have just begun.
+
+        A control record that begins below its topic is left over: the request that made it came late, after
+        a deletion. It counts as none, and is replaced. Going on with it would give out old offsets again.
+        """
         try:
-            found = await self._topic(topic, 1 + max(one.unit.keys.partition for one in tries))
+            found = await self._topic(topic, _partitions(tries))
         except (Unavailable, OutcomeUnknown, PreconditionFailed) as error:
             for one in tries:
                 one.state, one.failure = None, error
@@ -212,17 +226,25 @@ class Committer:
             return
         for one in tries:
             assert one.state is not None
+            control = one.state.control
+            if control is not None and control.start_offset >= found.first_offset:
+                continue
             try:
                 found.check_partition(one.unit.keys.partition)
             except ForebayError as error:
                 self._fail(one, error)
-            one.state.topic = found
+            one.state.control, one.state.topic = None, found
+            if one.doubt is not None and one.doubt.start_offset < found.first_offset:
+                self._fail(one, UnknownTopic(topic))  # It may have been in the topic that is gone.
 
     async def _topic(self, topic: str, partitions: int) -> Topic:
         self._metrics.coordination_requests["get"].inc()
         if self._auto_create:
             return await self._catalog.ensure(topic, partitions)
-        return await self._catalog.describe(topic)
+        found = await self._catalog.describe(topic)
+        if found.state != "ACTIVE":
+            raise TopicDeleted(topic)
+        return found
 
     # -- what may be appended, and that its data is there
 
@@ -314,7 +336,7 @@ class Committer:
                     keys.topic, keys.partition, unit.start_offset, unit.batch, unit.time_ms
                 )
 
-    async def _confirm(self, created: Sequence[Proposal]) -> None:
+    async def _confirm(self, begun: Sequence[Try]) -> None:
         """See that the topics of new partitions were not deleted in between.
 
         Creating a control record and checking the catalog cannot be one step, since they live on different
@@ -322,42 +344,42 @@ class Committer:
         topic is entered again where that is allowed, and a partition that began under the old one is taken
         back and tried anew.
         """
-        by_topic: dict[str, list[Proposal]] = defaultdict(list)
-        for proposal in created:
-            by_topic[proposal.one.unit.keys.topic].append(proposal)
-        for topic, proposals in by_topic.items():
-            first_offset: int | None = None
+        by_topic: dict[str, list[Try]] = defaultdict(list)
+        for one in begun:
+            by_topic[one.unit.keys.topic].append(one)
+        for topic, tries in by_topic.items():
+            first_offset: int | None
             try:
-                highest = max([proposal.one.unit.keys.partition for proposal in proposals])
-                first_offset = (await self._topic(topic, highest + 1)).first_offset
+                first_offset = (await self._topic(topic, _partitions(tries))).first_offset
             except (UnknownTopic, TopicDeleted):
-                first_offset = -1
+                first_offset = WHOLE_MAX
             except ForebayError:
                 # Not to be told now. The appends are committed and stay so; the next ones meet the same.
                 first_offset = None
-            for proposal in proposals:
-                before = proposal.state.topic
-                assert before is not None
-                if first_offset in (None, before.first_offset):
-                    self._tell([proposal.one.unit])
-                else:
-                    await self._take_back(proposal)
+            for one in tries:
+                state = self._cache.get(one.unit.keys)
+                assert state is not None and state.control is not None
+                if first_offset is None:
+                    self._cache.forget(state.keys)
+                elif state.control.start_offset < first_offset:
+                    await self._take_back(one, state)
+                    continue
+                self._tell([one.unit])
 
-    async def _take_back(self, proposal: Proposal) -> None:
-        """Remove a control record that was created under a topic that is gone, if nobody has built on it."""
-        one, keys = proposal.one, proposal.one.unit.keys
-        state = self._cache.get(keys)
-        assert state is not None and state.version is not None
-        self._metrics.coordination_requests["write"].inc()
-        delete = Delete(keys.control, state.version, partition_key=keys.partition_key)
-        [result] = await self._coordinator.write([delete])
+    async def _take_back(self, one: Try, state: PartitionState) -> None:
+        """Remove a control record that was created under a topic that is gone, if it is still there."""
+        keys = state.keys
+        assert state.control is not None and state.version is not None
         self._cache.forget(keys)
-        if result.error is None:
-            one.done, one.state = False, None
-        elif isinstance(result.error, OutcomeUnknown):
-            one.unit.fail(OutcomeUnknown(f"append to {keys}", reason="its topic was deleted meanwhile"))
-        else:
-            self._tell([one.unit])
+        if state.control.log_state == "OPEN":
+            self._metrics.coordination_requests["write"].inc()
+            delete = Delete(keys.control, state.version, partition_key=keys.partition_key)
+            [result] = await self._coordinator.write([delete])
+            if result.error is None:
+                one.done, one.state, one.doubt = False, None, None
+                return
+        # It is the deletion's already, or somebody has removed or replaced it.
+        one.unit.fail(OutcomeUnknown(f"append to {keys}", reason="its topic was deleted meanwhile"))
 
     # -- ends
 
@@ -370,6 +392,19 @@ class Committer:
             self._fail(one, Contended(str(one.unit.keys), one.attempts))
         else:
             self._fail(one, one.failure or Unavailable(f"{one.unit.keys} was not reached", hint="try again"))
+
+
+def _partitions(tries: Sequence[Try]) -> int:
+    """How many partitions their topic has at least."""
+    return 1 + max(one.unit.keys.partition for one in tries)
+
+
+def _just_begun(control: Control | None) -> bool:
+    """Whether a partition has nothing, or nothing but its last append."""
+    if control is None:
+        return True
+    last = control.sequence_counter if control.pending is None else control.pending.start_offset
+    return last <= control.start_offset
 
 
 def _unknown(one: Try) -> OutcomeUnknown:

@@ -30,7 +30,7 @@ from forebay.log._errors import Fenced
 from forebay.log._keys import PartitionKeys
 from forebay.log._numbers import whole
 from forebay.log._records import Control, Cursor, decode_record, encode_record
-from forebay.log._topics import Catalog, TopicDeleted
+from forebay.log._topics import Catalog, Topic, TopicDeleted
 
 __all__ = ["FenceState", "Fencing"]
 
@@ -116,7 +116,7 @@ class Fencing:
             nonlocal attempts
             control, version = await self._read(keys)
             if version is not None:
-                await self._check_kept(keys.topic)
+                control = await self._of_topic(keys, control)
             wanted = change(control, again=attempts > 0)
             if wanted is None:
                 return _shown(keys, control)
@@ -138,16 +138,21 @@ class Fencing:
 
         return await self._retry(attempt)
 
-    async def _check_kept(self, topic: str) -> None:
-        """Raise `TopicDeleted` where the topic is being deleted: its partitions stay fenced.
+    async def _of_topic(self, keys: PartitionKeys, control: Control) -> Control:
+        """The record, or the one its partition begins with where it is left over from a deleted topic.
+
+        Raises `TopicDeleted` where the topic is being deleted: its partitions stay fenced.
 
         Looked at after the control record, so that a deletion that begins later meets what is written here or
         has it refused. An append to a partition that was opened again would go with the topic, acknowledged
         or not, under offsets that the next topic of this name gives out once more.
         """
-        found = await self._catalog.find(topic)
+        found = await self._catalog.find(keys.topic)
         if found is not None and found.state != "ACTIVE":
-            raise TopicDeleted(topic)
+            raise TopicDeleted(keys.topic)
+        if found is not None and control.start_offset < found.first_offset:
+            return _first(found)
+        return control
 
     async def _state(self, keys: PartitionKeys) -> FenceState:
         control, _ = await self._read(keys)
@@ -163,8 +168,7 @@ class Fencing:
         if topic.state != "ACTIVE":
             # A record that is put behind a deletion's back would be found, fenced, by the next topic.
             raise TopicDeleted(keys.topic)
-        first = topic.first_offset
-        return Control(log_state="OPEN", sequence_counter=first, pending=None, start_offset=first), None
+        return _first(topic), None
 
     async def _retry(self, operation: Callable[[], Awaitable[FenceState]]) -> FenceState:
         return await retry(
@@ -179,6 +183,11 @@ class Fencing:
 def _again(error: ForebayError) -> bool:
     # Every attempt reads first; see above for what it makes of its own earlier work.
     return isinstance(error, Unavailable | OutcomeUnknown | PreconditionFailed)
+
+
+def _first(topic: Topic) -> Control:
+    first = topic.first_offset
+    return Control(log_state="OPEN", sequence_counter=first, pending=None, start_offset=first)
 
 
 def _shown(keys: PartitionKeys, control: Control) -> FenceState:

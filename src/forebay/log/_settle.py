@@ -88,7 +88,7 @@ async def _look(
         if (
             entry is None
             and not await _compacted(coordinator, keys, doubt.end_offset, metrics)
-            and await _untrimmed(coordinator, keys, doubt, metrics)
+            and await _untrimmed(coordinator, unit, doubt, state, metrics)
         ):
             return Verdict.NOT_COMMITTED
     unit.fail(
@@ -106,11 +106,18 @@ def _holds(control: Control | None, doubt: Doubt) -> bool:
 
 
 async def _untrimmed(
-    coordinator: Coordinator, keys: PartitionKeys, doubt: Doubt, metrics: WriterMetrics
+    coordinator: Coordinator, unit: Unit, doubt: Doubt, before: PartitionState, metrics: WriterMetrics
 ) -> bool:
+    """Whether it is still the partition that was read `before`, with the start it had then."""
+    keys = unit.keys
     metrics.coordination_requests["get"].inc()
     record = await coordinator.get(keys.control, partition_key=keys.partition_key)
-    return record is not None and _holds(decode_record(Control, record.key, record.value), doubt)
+    now = None if record is None else decode_record(Control, record.key, record.value)
+    if now is None or before.control is None or not _holds(now, doubt):
+        return False
+    # A request that came late may have made it anew after a deletion, at offsets of long ago.
+    last = now.sequence_counter if now.pending is None else now.pending.start_offset
+    return now.sequence_counter >= before.control.sequence_counter and last >= doubt.start_offset
 
 
 async def _compacted(

@@ -17,9 +17,11 @@ of the topic that is being deleted. Keys go by the versions seen, objects by the
 only below the first offset of the next topic, so that a request that arrives late meets nothing of it either.
 
 The record of a deleted topic stays, for one number: offsets of a topic created again under the same name
-begin behind those that were given out before. A writer that slept through the deletion may still put the
-index entry of its last append, if absent. If offsets began at 1 again, that stale entry would one day stand
-where a new one belongs.
+begin behind those that were given out before, and behind the first one of the topic before in any case. A
+writer that slept through the deletion may still put the index entry of its last append, if absent. If offsets
+began at 1 again, that stale entry would one day stand where a new one belongs. A request that creates a
+partition may come as late; the control record that it makes begins below its topic, and whoever is about to
+append or to fence takes it for none and replaces it (`Committer._find_topic`).
 
 An entry that cannot be read says nothing of the others. They are listed, and it is named beside them; only
 who must know every partition there is, as the vacuum, refuses to go on (`CatalogSurvey.whole`).
@@ -208,7 +210,9 @@ class Catalog:
         found = await self._change(topic, decide)
         if found.state == "FENCING":
             highest = await self._fence_all(found)
-            found = await self._advance(found, "FENCING", "REMOVING", max(highest, found.first_offset))
+            # Above its own first one also where nothing was appended: see `Committer._find_topic`.
+            first_offset = max(highest, found.first_offset + 1)
+            found = await self._advance(found, "FENCING", "REMOVING", first_offset)
         if found.state == "REMOVING":
             await self._remove_keys(found)
             await self._remove_objects(found)
