@@ -555,6 +555,18 @@ def test_a_damaged_group_hides_no_other_and_can_be_deleted(
     assert forebay("groups", "list", "--data", data).err == ""
 
 
+def test_a_damaged_partition_hides_no_other_of_its_topic(forebay: Run, data: Path) -> None:
+    async def damage() -> None:
+        async with open_coordinator(data) as coordinator:
+            await coordinator.put("llog/orders/partitions/0/meta/control", b"torn", partition_key="orders:0")
+
+    asyncio.run(damage())
+    shown = forebay("topics", "describe", "orders", "--data", data, "-o", "json")
+    assert shown.code == 1 and "partitions/0/meta/control" in shown.document["problems"][0]
+    assert [each["partition"] for each in shown.document["partitions"]] == [1]
+    assert "partitions/0" in shown.err
+
+
 def test_a_topic_made_at_an_impossible_time_is_listed_all_the_same(forebay: Run, data: Path) -> None:
     key = topic_key("clicks")
 

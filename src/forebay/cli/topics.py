@@ -10,10 +10,11 @@ import typer
 from forebay.cli import _output as out
 from forebay.cli._asking import ask
 from forebay.cli._deployment import Deployment, deployment_options
+from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._log_parts import LogParts, open_log
 from forebay.cli._options import CommandGroup
 from forebay.cli._run import wait_for
-from forebay.errors import UsageError
+from forebay.errors import StorageDamaged, UsageError
 from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -108,17 +109,36 @@ def list_topics(deployment: Deployment) -> None:
 @app.command("describe")
 @deployment_options
 def describe(deployment: Deployment, topic: Name) -> None:
-    """Settings of a topic, and where each partition begins, ends and is compacted."""
+    """Settings of a topic, and where each partition begins, ends and is compacted.
+
+    A partition that cannot be read is named, the rest is shown, and the exit code is 1.
+    """
+    damaged: list[StorageDamaged] = []
 
     async def work() -> tuple[Topic, list[dict[str, Any]]]:
+        partitions = []
         async with open_log(deployment) as parts:
             found = await parts.catalog().describe(topic)
-            return found, [await _partition(parts, found, number) for number in range(found.partitions)]
+            for number in range(found.partitions):
+                try:
+                    partitions.append(await _partition(parts, found, number))
+                except StorageDamaged as error:
+                    damaged.append(error)
+        return found, partitions
 
     found, partitions = wait_for(work())
     if out.is_json():
-        out.document({**_facts(found), "partitions": partitions})
-        return
+        problems = [error.message for error in damaged]
+        out.document({**_facts(found), "partitions": partitions, "problems": problems})
+    else:
+        _print_partitions(found, partitions)
+    for error in damaged:
+        out.warning(f"{error.message}; {error.hint}")
+    if damaged:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _print_partitions(found: Topic, partitions: list[dict[str, Any]]) -> None:
     out.line(f"{found.topic}: {found.partitions} partitions, {_settings_text(found)}")
     columns = ["partition", "earliest", "next", "records", "compacted below", "state", "epoch"]
     names = ["partition", "earliest", "next", "records", "cursor", "state", "epoch"]
