@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.log.test_groups import Log, at
@@ -86,3 +88,26 @@ async def test_integers_of_numpy_are_offsets_and_partitions(log: Log) -> None:
     for wrong in (np.float64(2), np.bool_(True), True, np.array([1, 2])):
         with pytest.raises(UsageError):
             await log.groups.commit("billing", {at(0): wrong})  # type: ignore[dict-item]
+
+
+async def test_a_reset_of_no_partition_makes_no_group(log: Log) -> None:
+    assert await log.groups.reset("billing", [], to="earliest") == []
+    assert await log.groups.list() == []
+
+
+@pytest.mark.timeout(20)
+async def test_a_timeout_that_would_never_be_over_is_refused(log: Log) -> None:
+    with pytest.raises(UsageError):
+        await log.reader.wait_for_data([("orders", 1, 1)], timeout_s=float("nan"))
+    async with log.groups.consumer("billing", ["orders"]) as consumer:
+        assert await consumer.poll(timeout_s=5)
+        with pytest.raises(UsageError):
+            await consumer.poll(timeout_s=float("nan"))
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "5", True])
+async def test_limits_of_a_read_are_integers_from_one_on(log: Log, limit: Any) -> None:
+    for name in ("max_bytes", "max_records"):
+        with pytest.raises(UsageError):
+            await log.reader.read("orders", 0, 1, **{name: limit})
+    assert len(await log.reader.read("orders", 0, 1, max_records=np.int8(1))) == 1  # type: ignore[arg-type]

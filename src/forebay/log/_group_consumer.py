@@ -12,6 +12,7 @@ at least once. A partition whose commit is refused is dropped; its new owner beg
 
 from __future__ import annotations
 
+import math
 from types import TracebackType
 from typing import Literal, Self, get_args
 
@@ -70,6 +71,10 @@ class GroupConsumer:
         `max_bytes` is for each partition. A partition that was trimmed beyond its position goes on at the
         earliest offset. Raises `Closed` outside of its group, where it would wait for nothing for ever.
         """
+        if math.isnan(timeout_s):
+            raise UsageError(
+                f"a timeout of {timeout_s}", hint="seconds, as a number"
+            )  # It would never be over.
         self.member.check_joined()
         deadline = self._clock.monotonic() + timeout_s
         while True:

@@ -319,7 +319,7 @@ class Groups:
             )
             for place, after in targets.items()
         ]
-        if not dry_run:
+        if targets and not dry_run:
             await self._check_idle(GroupKeys(group), force)
             await enter_group(self._coordinator, group, self._retry)
             await self._retry(lambda: self._reset(group, targets, force))

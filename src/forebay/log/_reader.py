@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from forebay.coordination import Coordinator
-from forebay.errors import ForebayError, NotFound, Unavailable, UsageError
+from forebay.errors import ForebayError, NotFound, Unavailable
 from forebay.kit.clock import Clock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownTopic
@@ -261,9 +261,11 @@ class LogReader:
             self._cache.saw_control(keys.topic, keys.partition, view.earliest, view.next, asked_at)
 
     def _ask(self, request: ReadRequest) -> _Ask:
-        bytes_max = self._config.bytes_max if request.bytes_max is None else request.bytes_max
-        if bytes_max < 1 or (request.records_max is not None and request.records_max < 1):
-            raise UsageError("a read of nothing", hint="max_bytes and max_records are at least 1")
+        bytes_max = self._config.bytes_max
+        if request.bytes_max is not None:
+            bytes_max = whole("max_bytes", request.bytes_max, 1)
+        if request.records_max is not None:
+            request = replace(request, records_max=whole("max_records", request.records_max, 1))
         if type(request.offset) is not int:
             request = replace(request, offset=whole("offset", request.offset))
         ask = _Ask(request, PartitionKeys(request.topic, request.partition), bytes_max)

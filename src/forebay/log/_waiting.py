@@ -8,11 +8,13 @@ process, or time is up. A watch may fire for nothing; the record is then read on
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 from forebay.coordination import Coordinator, Watch
+from forebay.errors import UsageError
 from forebay.kit.clock import Clock
 from forebay.log._keys import PartitionKeys
 from forebay.log._tail_cache import TailCache
@@ -32,6 +34,8 @@ async def wait_for_change(
     clock: Clock,
 ) -> list[tuple[str, int]]:
     """The partitions of `wanted` whose offset can be read; empty after the timeout."""
+    if math.isnan(timeout_s):
+        raise UsageError(f"a timeout of {timeout_s}", hint="seconds, as a number")  # It would never be over.
     ready = [] if cache is None else _ready_in(cache, wanted)
     if ready or not wanted:
         return ready
