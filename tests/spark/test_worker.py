@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,3 +97,12 @@ def test_what_reads_a_stream_starts_as_spark_means_it_but_for_the_collector(
     assert told == ["__main__", str(module), "1", "200000"]
     other = [str(_session._worker_python()), "-c", "import gc; print(gc.get_threshold()[0])"]
     assert subprocess.run(other, capture_output=True, text=True, check=True).stdout.strip() != "200000"
+
+
+def test_what_reads_topics_loads_nothing_of_what_looks_after_them() -> None:
+    chores = ("compactor", "compactor_service", "retention", "staged", "vacuum", "verify")
+    unneeded = {f"forebay.log._{name}" for name in chores}
+    unneeded |= {"forebay.buffer", "forebay.quiver", "forebay.stream", "obstore", "pandas", "pyarrow.parquet"}
+    script = f"import sys, forebay.spark._source; print(sorted({unneeded} & set(sys.modules)))"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"

@@ -1,12 +1,17 @@
-"""Leaderless topics and partitions."""
+"""Leaderless topics and partitions.
+
+What reads and writes is loaded here; what looks after a log is loaded when it is first asked for. Every query
+of Spark starts processes that only read, and they pay for all that they load.
+"""
+
+import importlib
+import typing
 
 from forebay.formats.record_columns import RECORD_SCHEMA
 from forebay.formats.record_routing import partition_of, route
 from forebay.log._append import AppendGroup, AppendResult
 from forebay.log._batching import BatchingProducer, ProducerConfig
 from forebay.log._billing import CountingStore
-from forebay.log._compactor import CompactionResult, Compactor, CompactorConfig
-from forebay.log._compactor_service import CompactorService, CompactorServiceConfig
 from forebay.log._errors import (
     AnotherLog,
     Contended,
@@ -17,8 +22,6 @@ from forebay.log._errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from forebay.log._explain import Explanation, explain
-from forebay.log._fencing import FenceState, Fencing
 from forebay.log._fetched import Fetched, FetchedBatch, ReaderConfig, ReadRequest
 from forebay.log._group_consumer import GroupConsumer
 from forebay.log._group_member import GroupConfig, GroupMember
@@ -28,16 +31,22 @@ from forebay.log._identity import log_identity
 from forebay.log._positions import Positions, PositionsSeen, Span
 from forebay.log._reader import LogReader
 from forebay.log._resolve import PartitionOffsets
-from forebay.log._retention import Retention, RetentionReport
-from forebay.log._staged import Publications, Published, StagedAppend, stage
 from forebay.log._tail_cache import MemoryTailCache, TailCache, TailCacheConfig
-from forebay.log._tail_cache_files import FileTailCache
 from forebay.log._topics import Catalog, Topic, TopicDeleted, TopicExists, TopicSettings
 from forebay.log._trim import Trimmed, Trimmer
-from forebay.log._vacuum import Vacuum, VacuumConfig, VacuumReport
-from forebay.log._verify import PartitionReport, VerifyReport, verify
 from forebay.log._writer import LogWriter
 from forebay.log._writer_config import WriterConfig
+
+if typing.TYPE_CHECKING:
+    from forebay.log._compactor import CompactionResult, Compactor, CompactorConfig
+    from forebay.log._compactor_service import CompactorService, CompactorServiceConfig
+    from forebay.log._explain import Explanation, explain
+    from forebay.log._fencing import FenceState, Fencing
+    from forebay.log._retention import Retention, RetentionReport
+    from forebay.log._staged import Publications, Published, StagedAppend, stage
+    from forebay.log._tail_cache_files import FileTailCache
+    from forebay.log._vacuum import Vacuum, VacuumConfig, VacuumReport
+    from forebay.log._verify import PartitionReport, VerifyReport, verify
 
 __all__ = [
     "RECORD_SCHEMA",
@@ -113,3 +122,36 @@ __all__ = [
     "stage",
     "verify",
 ]
+
+_LATER = {
+    "CompactionResult": "_compactor",
+    "Compactor": "_compactor",
+    "CompactorConfig": "_compactor",
+    "CompactorService": "_compactor_service",
+    "CompactorServiceConfig": "_compactor_service",
+    "Explanation": "_explain",
+    "explain": "_explain",
+    "FenceState": "_fencing",
+    "Fencing": "_fencing",
+    "Retention": "_retention",
+    "RetentionReport": "_retention",
+    "Publications": "_staged",
+    "Published": "_staged",
+    "StagedAppend": "_staged",
+    "stage": "_staged",
+    "FileTailCache": "_tail_cache_files",
+    "Vacuum": "_vacuum",
+    "VacuumConfig": "_vacuum",
+    "VacuumReport": "_vacuum",
+    "PartitionReport": "_verify",
+    "VerifyReport": "_verify",
+    "verify": "_verify",
+}
+"""Names that are loaded when they are first asked for, and their modules."""
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    return found
