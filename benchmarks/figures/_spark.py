@@ -6,12 +6,12 @@ and all Python workers (microseconds per row are seconds per million rows).
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.figures._processes import ProcessTimes, processes
-from benchmarks.harness import Bench, CannotMeasure, Sample, Variant, Variants
+from benchmarks.harness import CannotMeasure, Sample, Variant, Variants
 from forebay import aio
 from forebay.log import AppendGroup
 
@@ -33,7 +33,6 @@ __all__ = [
     "fill",
     "job",
     "megabytes",
-    "memory_in_use",
     "on_one_core",
     "prepared_rows",
     "records",
@@ -47,9 +46,6 @@ KEY_BYTES = 16
 PARTITIONS = 4
 APPEND_BYTES = 4 * 1024 * 1024
 MB = 1_000_000
-HOLE_PIECE_BYTES = 16 * 1024 * 1024
-FREE_SHARE = 10
-"""Part of the memory that may stay free."""
 _times = ProcessTimes(os.getpid())
 
 
@@ -90,14 +86,14 @@ def _fixed(data: pa.Buffer, count: int, width: int) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), count, [None, offsets, data])
 
 
-async def fill(data: Path, rows: int, value_bytes: int) -> None:
-    """A topic `t` in a directory, as appends of 4 MiB in turn to its partitions."""
+async def fill(data: Path, rows: int, value_bytes: int, topic: str = "t") -> None:
+    """A topic in a directory, as appends of 4 MiB in turn to its partitions."""
     async with aio.connect(data) as bay:
-        await bay.topics.create("t", partitions=PARTITIONS)
+        await bay.topics.create(topic, partitions=PARTITIONS)
         step = APPEND_BYTES // (KEY_BYTES + value_bytes)
         for number, first in enumerate(range(0, rows, step)):
             keys, values = records(min(step, rows - first), value_bytes, number)
-            group = AppendGroup.of("t", number % PARTITIONS, values, keys=keys)
+            group = AppendGroup.of(topic, number % PARTITIONS, values, keys=keys)
             [result] = await bay.writer.append_shared([group])
             result.unwrap()
 
@@ -135,38 +131,6 @@ def cpu_seconds(aside: int | None = None) -> float:
     return _times.seconds(aside)
 
 
-@contextmanager
-def memory_in_use(bench: Bench) -> Iterator[None]:
-    """Memory as it is on a machine that has been up for a while: full of files that were read once.
-
-    A virtual machine may get its memory from the host page by page, when it is touched, and give back what
-    has been free for some seconds. Seen: 3 s of processor time for a gigabyte of new memory, ten times the
-    copying of a file into it, and all of it for whoever happens to be the first to touch it: who writes
-    files, or starts a process, and not who throws everything away. It came and went with what had run
-    before. Where no memory is free a new page is one that held an old file, at no such price for anybody.
-
-    The file that is read here is a single hole, so nothing comes from the disk; its pages are the first that
-    the kernel takes away when they are needed.
-    """
-    bench.say("filling memory with a file")
-    hole = bench.directory / "hole"
-    piece = bytearray(HOLE_PIECE_BYTES)
-    with hole.open("w+b", buffering=0) as file:
-        memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-        # The kernel keeps some of it free in any case; and what others free meanwhile is not waited for.
-        file.truncate(2 * memory)
-        while _free_bytes() > memory // FREE_SHARE and file.readinto(piece):
-            pass
-    try:
-        yield
-    finally:
-        hole.unlink()
-
-
-def _free_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
-
-
 def job(work: Callable[[], float], cpu: Callable[[], float] = cpu_seconds) -> Variant:
     """One job a turn, which tells how many rows it moved."""
 
@@ -179,12 +143,21 @@ def job(work: Callable[[], float], cpu: Callable[[], float] = cpu_seconds) -> Va
     return Variant(run, "rows/s")
 
 
-def warm(variants: Variants) -> Variants:
+def warm(variants: Variants, ready: Callable[[], None]) -> Variants:
     """The same variants, each run once: the JVM compiles what it has run often, at the cost of who runs
-    next."""
-    for variant in variants.values():
+    next. Before every turn the world is made `ready`, unmeasured."""
+
+    def prepared(variant: Variant) -> Variant:
+        def run(seconds: float) -> Sample:
+            ready()
+            return variant.run(seconds)
+
+        return replace(variant, run=run)
+
+    found = {name: prepared(variant) for name, variant in variants.items()}
+    for variant in found.values():
         variant.run(0)
-    return variants
+    return found
 
 
 def megabytes(variant: Variant, row_bytes: int) -> tuple[Variant, Variant]:

@@ -27,11 +27,11 @@ from benchmarks.figures._spark import (
     fill,
     job,
     megabytes,
-    memory_in_use,
     on_one_core,
     session,
     warm,
 )
+from benchmarks.figures._spark_memory import memory_in_use
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Measure, Variants, at_least, at_most
 from forebay.spark.export import (
@@ -75,9 +75,12 @@ class _Exports:
         self._numbers = itertools.count()
 
     def _table(self) -> Path:
-        table = self._place / f"table-{next(self._numbers)}"
-        shutil.rmtree(self._place / f"table-{int(table.name.rpartition('-')[2]) - 2}", ignore_errors=True)
-        return table
+        return self._place / f"table-{next(self._numbers)}"
+
+    def forget(self) -> None:
+        """Delete the tables."""
+        for table in self._place.glob("table-*"):
+            shutil.rmtree(table)
 
     def _config(self, kind: str) -> ExportConfig:
         return ExportConfig(
@@ -158,12 +161,17 @@ def spark_export_large(bench: Bench) -> Iterator[Variants]:
 def _measure(bench: Bench, rows: int, value_bytes: int) -> Iterator[Variants]:
     data = bench.directory / "log"
     with ExitStack() as stack:
-        stack.enter_context(memory_in_use(bench))
+        memory = stack.enter_context(memory_in_use(bench))
         bench.say("filling a topic")
         asyncio.run(fill(data, rows, value_bytes))
         spark = stack.enter_context(session(2))
         exports = _Exports(data, bench.directory, rows, spark)
         delta = job(lambda: exports.export("delta"), _with_driver)
+
+        def ready() -> None:
+            exports.forget()
+            memory.refill()
+
         delta, speed = megabytes(delta, KEY_BYTES + value_bytes + FACTS_BYTES)
         try:
             variants = {
@@ -173,6 +181,6 @@ def _measure(bench: Bench, rows: int, value_bytes: int) -> Iterator[Variants]:
                 "source to df.write.parquet": job(exports.through_the_jvm, _with_driver),
                 "export, one core": job(exports.export_on_one_core, _with_driver),
             }
-            yield warm(variants)
+            yield warm(variants, ready)
         finally:
             close_clients()

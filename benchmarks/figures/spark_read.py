@@ -12,7 +12,9 @@ cost less), and Parquet files through Spark's own reader in the JVM.
 
 Before the first turn every job has run twice: the JVM goes on compiling for a while. What is fixed, whatever
 the rows, counts on every side: planning, and for our stream the Python process that Spark starts for each
-query (about half a second of processor time, of which Spark's own imports are the larger part).
+query (0.4 s of processor time, two thirds of it imports of Spark's own). What is asked for is the rate, so
+streams read four million rows, the larger ones from two topics; beside it, without a target, a single million
+with the start of its query.
 
 One core against two: the same session, once with all tasks in one slot and all its processes kept to one
 processor.
@@ -21,9 +23,10 @@ processor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +39,6 @@ from benchmarks.figures._spark import (
     fill,
     job,
     megabytes,
-    memory_in_use,
     on_one_core,
     prepared_rows,
     records,
@@ -45,15 +47,21 @@ from benchmarks.figures._spark import (
     to_nowhere_as_stream,
     warm,
 )
+from benchmarks.figures._spark_memory import memory_in_use
 from benchmarks.figures._suite import suite
-from benchmarks.harness import Bench, Figure, Measure, Variants, at_least, at_most
+from benchmarks.harness import Bench, Figure, Measure, Variant, Variants, at_least, at_most
 from benchmarks.peers.kafka import LARGE_FETCHES, Connector, KafkaServer, connector_jars, kafka_jars
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["spark_read_large", "spark_read_small"]
 
 FILES = 8
 SMALL, SMALL_ROWS = 100, 4_000_000
 LARGE, LARGE_ROWS = 1_000, 1_000_000
+STREAM_ROWS = 4_000_000
+"""Rows of a stream, of either size."""
 FACTS_BYTES = 16
 """Offset and time of a row, which count as its bytes."""
 
@@ -80,72 +88,93 @@ def _parquet(data: Path, rows: int, value_bytes: int) -> None:
         pq.write_table(table, data / f"{number}.parquet", compression="zstd")
 
 
-def _variants(bench: Bench, rows: int, value_bytes: int) -> Iterator[Variants]:
-    data, files, checkpoint = (bench.directory / name for name in ("data", "parquet", "checkpoint"))
+class _Reads:
+    """The jobs. Topics have the same names and records on both sides; batches read `t`."""
+
+    def __init__(self, spark: SparkSession, kafka: Connector, place: Path, topics: dict[str, int]) -> None:
+        self._spark, self._kafka, self._place, self._topics = spark, kafka, place, topics
+
+    def _ours(self, *names: str) -> dict[str, str]:
+        return {"path": str(self._place / "data"), "subscribe": ",".join(names)}
+
+    def topic(self, name: str = "t") -> DataFrame:
+        """A topic of ours."""
+        return self._spark.read.format("forebay").options(**self._ours(name)).load()
+
+    def batch(self, frame: DataFrame) -> float:
+        """All rows of what has as many as `t`."""
+        to_nowhere(frame)
+        return self._topics["t"]
+
+    def on_one_core(self) -> float:
+        """A topic of ours in one task."""
+        with on_one_core():
+            return self.batch(self.topic().coalesce(1))
+
+    def stream(self, *names: str) -> float:
+        """Topics of ours."""
+        reader = self._spark.readStream.format("forebay").options(**self._ours(*names))
+        return self._stream(reader.option("startingOffsets", "earliest").load(), *names)
+
+    def stream_of_kafka(self, *names: str) -> float:
+        """The same of Kafka's."""
+        return self._stream(self._kafka.stream(",".join(names)), *names)
+
+    def _stream(self, frame: DataFrame, *names: str) -> float:
+        to_nowhere_as_stream(frame, self._place / "checkpoint")
+        return sum(self._topics[name] for name in names)
+
+    def copy_to_kafka(self, server: KafkaServer) -> None:
+        """The same records for Kafka."""
+        for name, rows in self._topics.items():
+            server.create_topic(name, PARTITIONS)
+            self._kafka.write(self.topic(name).select("key", "value", "partition"), name)
+            assert self._kafka.read(name).count() == rows, "Kafka has not got the same records"
+
+
+def _variants(bench: Bench, rows: int, value_bytes: int, topics: dict[str, int]) -> Iterator[Variants]:
+    folders = data, files, brokers = [bench.directory / name for name in ("data", "parquet", "kafka")]
     jars, connector = kafka_jars(bench.say), connector_jars(bench.say)
     with ExitStack() as stack:
-        stack.enter_context(memory_in_use(bench))
-        bench.say("filling a topic")
-        asyncio.run(fill(data, rows, value_bytes))
+        memory = stack.enter_context(memory_in_use(bench))
+        bench.say("filling topics")
+        for name, count in topics.items():
+            asyncio.run(fill(data, count, value_bytes, name))
         _parquet(files, rows, value_bytes)
         bench.say("starting Kafka and Spark")
-        server = stack.enter_context(KafkaServer(jars, bench.directory / "kafka"))
+        server = stack.enter_context(KafkaServer(jars, brokers))
         spark = stack.enter_context(session(spark_jars=connector))
-        server.create_topic("t", PARTITIONS)
         kafka = Connector(spark, server)
-        prepared = prepared_rows(spark, rows, value_bytes, FILES)
-        options = {"path": str(data), "subscribe": "t"}
-        ours = spark.read.format("forebay").options(**options)
+        reads = _Reads(spark, kafka, bench.directory, topics)
         bench.say("the same records for Kafka")
-        kafka.write(ours.load().select("key", "value", "partition"), "t")
-        assert kafka.read("t").count() == rows, "Kafka has not got the same records"
+        reads.copy_to_kafka(server)
+        for folder in folders:
+            memory.hold(folder)
+        prepared = prepared_rows(spark, rows, value_bytes, FILES)
 
-        def topic() -> float:
-            to_nowhere(ours.load())
-            return rows
+        def ours(work: Callable[[], float]) -> Variant:
+            return job(work, lambda: cpu_seconds(aside=server.pid))
 
-        def topic_on_one_core() -> float:
-            with on_one_core():
-                to_nowhere(ours.load().coalesce(1))
-            return rows
-
-        def topic_as_stream() -> float:
-            reader = spark.readStream.format("forebay").options(**options)
-            to_nowhere_as_stream(reader.option("startingOffsets", "earliest").load(), checkpoint)
-            return rows
-
-        def connected(**settings: str) -> float:
-            to_nowhere(kafka.read("t", **settings))
-            return rows
-
-        def connected_as_stream() -> float:
-            to_nowhere_as_stream(kafka.stream("t"), checkpoint)
-            return rows
-
-        def from_batches() -> float:
-            to_nowhere(prepared.load())
-            return rows
-
-        def from_parquet() -> float:
-            to_nowhere(spark.read.parquet(str(files)))
-            return rows
-
-        def without_broker() -> float:
-            return cpu_seconds(aside=server.pid)
-
-        batch, speed = megabytes(job(topic, without_broker), KEY_BYTES + value_bytes + FACTS_BYTES)
+        topic, speed = megabytes(
+            ours(lambda: reads.batch(reads.topic())), KEY_BYTES + value_bytes + FACTS_BYTES
+        )
         variants = {
-            "topic": batch,
+            "topic": topic,
             "topic, MB": speed,
-            "topic, availableNow": job(topic_as_stream, without_broker),
-            "prepared batches": job(from_batches, without_broker),
-            "Parquet in the JVM": job(from_parquet, without_broker),
-            "topic, one core": job(topic_on_one_core, without_broker),
-            "connector": job(connected),
-            "connector, large fetches": job(lambda: connected(**LARGE_FETCHES)),
-            "connector, availableNow": job(connected_as_stream),
+            "topic, availableNow": ours(lambda: reads.stream(*topics)),
+            "prepared batches": ours(lambda: reads.batch(prepared.load())),
+            "Parquet in the JVM": ours(lambda: reads.batch(spark.read.parquet(str(files)))),
+            "topic, one core": ours(reads.on_one_core),
+            "connector": job(lambda: reads.batch(kafka.read("t"))),
+            "connector, large fetches": job(lambda: reads.batch(kafka.read("t", **LARGE_FETCHES))),
+            "connector, availableNow": job(lambda: reads.stream_of_kafka(*topics)),
         }
-        yield warm(variants)
+        if len(topics) > 1:
+            variants |= {
+                "topic, availableNow of one": ours(lambda: reads.stream("t")),
+                "connector, availableNow of one": job(lambda: reads.stream_of_kafka("t")),
+            }
+        yield warm(variants, memory.refill)
 
 
 _FIGURES = (
@@ -177,15 +206,22 @@ _FIGURES = (
 )
 def spark_read_small(bench: Bench) -> Iterator[Variants]:
     """Four million small rows."""
-    yield from _variants(bench, SMALL_ROWS, SMALL)
+    yield from _variants(bench, SMALL_ROWS, SMALL, {"t": SMALL_ROWS})
 
 
 @suite.benchmark(
     "spark-read-1k",
     "Spark reads a topic of 1 KiB records for half of what its Kafka connector and the broker take.",
     *_FIGURES,
+    Figure(
+        "availableNow of a million rows: CPU of the connector and its broker",
+        "topic, availableNow of one",
+        "connector, availableNow of one",
+        measure=Measure.CPU,
+    ),
     jobs=True,
 )
 def spark_read_large(bench: Bench) -> Iterator[Variants]:
-    """A million rows of 1 KiB."""
-    yield from _variants(bench, LARGE_ROWS, LARGE)
+    """A million rows of 1 KiB, four million as a stream."""
+    topics = {"t": LARGE_ROWS, "more": STREAM_ROWS - LARGE_ROWS}
+    yield from _variants(bench, LARGE_ROWS, LARGE, topics)

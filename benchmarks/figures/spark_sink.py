@@ -18,11 +18,11 @@ from benchmarks.figures._spark import (
     PARTITIONS,
     cpu_seconds,
     job,
-    memory_in_use,
     prepared_rows,
     session,
     warm,
 )
+from benchmarks.figures._spark_memory import memory_in_use
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Measure, Variants, at_least, at_most
 from benchmarks.peers.kafka import Connector, KafkaServer, connector_jars, kafka_jars
@@ -44,7 +44,7 @@ def spark_sink(bench: Bench) -> Iterator[Variants]:
     """The same rows, kept, thrown away, and sent to Kafka."""
     jars, connector = kafka_jars(bench.say), connector_jars(bench.say)
     with ExitStack() as stack:
-        stack.enter_context(memory_in_use(bench))
+        memory = stack.enter_context(memory_in_use(bench))
         bench.say("starting Kafka and Spark")
         server = stack.enter_context(KafkaServer(jars, bench.directory / "kafka"))
         spark = stack.enter_context(session(spark_jars=connector))
@@ -74,4 +74,4 @@ def spark_sink(bench: Bench) -> Iterator[Variants]:
             "discard": job(discard, without_broker),
             "Kafka": job(sent),
         }
-        yield warm(warm(variants))
+        yield warm(warm(variants, memory.refill), memory.refill)
