@@ -143,8 +143,8 @@ def job(work: Callable[[], float], cpu: Callable[[], float] = cpu_seconds) -> Va
     return Variant(run, "rows/s")
 
 
-def warm(variants: Variants, ready: Callable[[], None]) -> Variants:
-    """The same variants, each run once: the JVM compiles what it has run often, at the cost of who runs
+def warm(variants: Variants, ready: Callable[[], None], runs: int = 1) -> Variants:
+    """The same variants, each run before: the JVM compiles what it has run often, at the cost of who runs
     next. Before every turn the world is made `ready`, unmeasured."""
 
     def prepared(variant: Variant) -> Variant:
@@ -155,8 +155,9 @@ def warm(variants: Variants, ready: Callable[[], None]) -> Variants:
         return replace(variant, run=run)
 
     found = {name: prepared(variant) for name, variant in variants.items()}
-    for variant in found.values():
-        variant.run(0)
+    for _ in range(runs):
+        for variant in found.values():
+            variant.run(0)
     return found
 
 

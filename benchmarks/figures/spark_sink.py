@@ -74,4 +74,4 @@ def spark_sink(bench: Bench) -> Iterator[Variants]:
             "discard": job(discard, without_broker),
             "Kafka": job(sent),
         }
-        yield warm(warm(variants, memory.refill), memory.refill)
+        yield warm(variants, memory.refill, runs=2)
