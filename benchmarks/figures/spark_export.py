@@ -7,7 +7,7 @@ JVM and encodes it there. What is compared is processor time, of the driver, the
 
 One core against two: the same session, once with all tasks in one slot and all its processes kept to one
 processor. What a job costs before its first task and after its last one does not become faster by more cores:
-there are so many rows that it is a tenth of the time. Tables are deleted between the turns.
+there are so many rows that it is less than a tenth of the time. Tables are deleted between the turns.
 """
 
 from __future__ import annotations
