@@ -156,7 +156,7 @@ async def test_timestamps_keys_and_headers_survive_merging() -> None:
     assert batch.keys is not None and batch.keys.to_pylist() == [None, b"k"]
     assert batch.timestamps_ms is not None and batch.timestamps_ms[1] == 77 < batch.timestamps_ms[0]
     assert batch.headers is not None and batch.headers.to_pylist() == [
-        [],
+        None,
         [{"key": "trace", "value": b"1"}],
     ]
 

@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -90,8 +91,18 @@ def test_settings_of_the_caller_win_and_underscores_are_dots() -> None:
     assert _session._setting("spark_driver_memory") == "spark.driver.memory"
     assert _session._setting("spark.sql.session.timeZone") == "spark.sql.session.timeZone"
     assert [_session._value(each) for each in (True, 3, "x")] == ["true", "3", "x"]
-    with pytest.raises(UsageError):
-        forebay.spark.session(cores=0)
+
+
+@pytest.mark.parametrize("cores", [0, -1, "two", 1.5, True])
+def test_cores_that_are_no_number_are_refused(cores: Any) -> None:
+    with pytest.raises(UsageError, match="cores is"):
+        forebay.spark.session(cores=cores)
+
+
+def test_a_setting_that_spark_would_ignore_is_refused() -> None:
+    with pytest.raises(UsageError, match="no setting 'master'") as caught:
+        forebay.spark.session(master="spark://host:7077")
+    assert "spark_master=" in caught.value.hint
 
 
 def test_a_cluster_is_not_tied_to_this_machine(

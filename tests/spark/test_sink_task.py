@@ -17,6 +17,7 @@ from forebay.spark._buffer_sink import BufferSinkOptions
 from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._log_sink import ROWS_PER_PARTITION, LogSinkOptions, _Task
 from forebay.spark._options import Options
+from forebay.spark._source import ForebaySource
 
 ROWS = 2_000
 
@@ -126,3 +127,13 @@ def test_a_write_id_that_is_no_name_is_refused_before_anything_is_staged(engine:
     assert parse(options, schema).write_id is None
     with pytest.raises(UsageError, match="writeId"):
         parse(Options(dict(options._given) | {"writeId": given}), schema)
+
+
+@pytest.mark.parametrize("engine", ["log", "buffer"])
+def test_a_stream_that_is_given_a_write_id_is_refused(engine: str) -> None:
+    """It was ignored: who counted on it for what a new checkpoint repeats had every record twice."""
+    source = ForebaySource({"engine": engine, "path": "data", "topic": "t", "writeId": "load-7"})
+    if engine == "buffer":
+        source = ForebaySource({"engine": engine, "path": "data", "writeId": "load-7"})
+    with pytest.raises(UsageError, match="no writeId"):
+        source.streamWriter(StructType().add("value", StringType()), overwrite=False)

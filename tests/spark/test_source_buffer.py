@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from tests.spark.bed import golden, run
 
 from forebay.buffer import BufferConfig, BufferStats, Consumer, Fenced, Producer, Reader
-from forebay.errors import NotFound
+from forebay.errors import NotFound, UsageError
 from forebay.spark import DataLossFound
 from forebay.spark._buffer_source import BUFFER_SCHEMA, BufferBatchReader, BufferOptions, BufferStreamReader
 from forebay.spark._options import Options
@@ -170,8 +170,23 @@ def test_a_batch_of_a_queue_that_is_not_there_or_not_that_long_is_no_empty_one(t
     assert not (tmp_path / "typo").exists()
     with pytest.raises(DataLossFound, match="has only reached 1"):
         batch(tmp_path / "queue", startingOffsets=9).partitions()
+    with pytest.raises(UsageError, match="endingOffsets is 9, and the queue has only reached 1"):
+        batch(tmp_path / "queue", endingOffsets=9).partitions()
+    [task] = batch(tmp_path / "queue", endingOffsets=9, failOnDataLoss=False).partitions()
+    assert len(task.entries) == 1  # type: ignore[attr-defined]
     assert batch(tmp_path / "queue", startingOffsets=1).partitions() == []
     assert batch(tmp_path / "queue", startingOffsets=9, failOnDataLoss=False).partitions() == []
+
+
+@pytest.mark.parametrize("acknowledge", [False, True])
+def test_a_queue_that_ends_before_the_checkpoint_is_another_one(tmp_path: Path, acknowledge: bool) -> None:
+    """It began anew under its name: waiting for the old sequence would pass over everything up to there."""
+    produce(tmp_path, [b"a"])
+    with pytest.raises(DataLossFound, match="has only reached 1"):
+        stream(tmp_path, acknowledge=acknowledge).latestOffset({"sequence": 5}, ReadAllAvailable())
+    assert stats(tmp_path).epoch == 0, "nobody is shut out for it"
+    waiting = stream(tmp_path, failOnDataLoss=False).latestOffset({"sequence": 5}, ReadAllAvailable())
+    assert waiting == {"sequence": 5}
 
 
 @pytest.mark.parametrize(

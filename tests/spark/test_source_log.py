@@ -172,6 +172,7 @@ def test_times_are_those_of_the_appends(spark: SparkSession, tmp_path: Path) -> 
             },
             "are not below startingOffsets",
         ),
+        ({"subscribe": "clicks", "endingOffsets": '{"clicks": {"0": 60}}'}, "up to 60, and ends at 3 so far"),
         ({"subscribePattern": "("}, "regular expression"),
         ({"subscribe": "orders", "minPartitions": "0"}, "from 1 on"),
     ],
@@ -193,6 +194,11 @@ def test_a_start_behind_the_end_of_the_log_can_be_allowed(spark: SparkSession, d
     start = '{"clicks": {"0": 50}}'
     frame = read(spark, data, subscribe="clicks", startingOffsets=start, failOnDataLoss="false")
     assert frame.count() == 0
+
+
+def test_an_end_behind_the_end_of_the_log_can_be_allowed(spark: SparkSession, data: Path) -> None:
+    end = '{"clicks": {"0": 60}}'
+    assert read(spark, data, subscribe="clicks", endingOffsets=end, failOnDataLoss="false").count() == 2
 
 
 def test_a_path_is_needed(spark: SparkSession) -> None:

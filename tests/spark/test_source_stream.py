@@ -101,9 +101,25 @@ def test_a_streaming_read_is_limited_and_replays_alike(tmp_path: Path) -> None:
 def test_offsets_that_are_not_there_are_a_loss_or_are_skipped(tmp_path: Path) -> None:
     bucket = tiered(tmp_path, *CHUNKS)
     with pytest.raises(DataLossFound, match="the stream has offsets 0 to 49"):
+        batch(bucket, startingOffsets=60).partitions()
+    with pytest.raises(UsageError, match="endingOffsets is 60, and 'orders' ends at 50"):
         batch(bucket, startingOffsets=40, endingOffsets=60).partitions()
     lenient = batch(bucket, startingOffsets=40, endingOffsets=60, failOnDataLoss=False)
     assert rows(lenient, lenient.partitions()) == EVERY[40:]
+
+
+def test_a_stream_that_ends_before_the_checkpoint_is_another_one(tmp_path: Path) -> None:
+    """It began anew under its name: waiting for the old offset would pass over everything up to there."""
+    bucket = tiered(tmp_path, *CHUNKS)
+    parsed = StreamOptions.parse(options(bucket), streaming=True)
+    source = StreamStreamReader(parsed, STREAM_SCHEMA)
+    for _ in range(2):
+        with pytest.raises(DataLossFound, match="offset 60 cannot be read any more"):
+            source.latestOffset({"offset": 60}, ReadAllAvailable())
+        source.prepareForTriggerAvailableNow()
+    lenient = StreamOptions.parse(options(bucket, failOnDataLoss=False), streaming=True)
+    waiting = StreamStreamReader(lenient, STREAM_SCHEMA).latestOffset({"offset": 60}, ReadAllAvailable())
+    assert waiting == {"offset": 60}
 
 
 @pytest.mark.parametrize(

@@ -498,7 +498,10 @@ class _Body:
         value_array = self._array(values, nullable=True)
         entries = pa.StructArray.from_arrays([name_array, value_array], ["key", "value"])
         offsets = pa.array(_running_total(counts, len(names)), pa.int32())
-        return pa.ListArray.from_arrays(offsets, entries).cast(HEADERS_TYPE)
+        # None, and not an empty list, as in a batch where no record has any: compaction joins the two.
+        bare = counts == 0
+        mask = pa.array(bare) if bare.any() else None
+        return pa.ListArray.from_arrays(offsets, entries, mask=mask).cast(HEADERS_TYPE)
 
 
 def _running_total(lengths: _Lengths, most: int) -> npt.NDArray[np.int32]:

@@ -41,7 +41,7 @@ from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._errors import with_hints
 from forebay.spark._log_sink import current_task
 from forebay.spark._options import WRITE, Options
-from forebay.spark._sink_columns import check_columns
+from forebay.spark._sink_columns import check_columns, refuse_write_id
 
 __all__ = ["BufferBatchWriter", "BufferSinkOptions", "BufferStreamWriter"]
 
@@ -213,6 +213,10 @@ class BufferBatchWriter(_Writing, DataSourceArrowWriter):
 
 class BufferStreamWriter(_Writing, DataSourceStreamArrowWriter):
     """For `df.writeStream`: each batch enqueued once, under the id of the query."""
+
+    def __init__(self, options: BufferSinkOptions) -> None:
+        refuse_write_id(options.write_id)
+        super().__init__(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedBatches:
         """In a task: stage."""

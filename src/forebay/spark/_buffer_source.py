@@ -192,6 +192,14 @@ class _Reading:
         found = [manifest.entry(sequence) for sequence in range(max(start, first), end)]
         return [entry for entry in found if entry is not None]
 
+    def _beyond(self, start: int, manifest: Manifest) -> None:
+        """The queue ends before the place that is to be read on from: it is not the queue that was read."""
+        reached = f"the queue has only reached {manifest.next_sequence}"
+        loss = DataLossFound(self.options.manifest, start=start, earliest=None, reason=reached)
+        if self.options.fail_on_data_loss:
+            raise loss
+        log.warning("data loss: %s", loss.message)
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, a batch of the queue at a time."""
         if not isinstance(partition, BufferTask):  # An empty plan still reaches a batch reader, as one task.
@@ -238,9 +246,15 @@ class BufferBatchReader(_Reading, DataSourceReader):
             self._check_there(manifest)
             start = manifest.first_sequence if self.options.start is None else self.options.start
             end = manifest.next_sequence if self.options.end is None else self.options.end
-            if start > manifest.next_sequence and self.options.fail_on_data_loss:
-                reached = f"the queue has only reached {manifest.next_sequence}"
-                raise DataLossFound(self.options.manifest, start=start, earliest=None, reason=reached)
+            if start > manifest.next_sequence:
+                self._beyond(start, manifest)
+            if end > manifest.next_sequence:
+                if self.options.fail_on_data_loss:
+                    raise UsageError(
+                        f"endingOffsets is {end}, and the queue has only reached {manifest.next_sequence}",
+                        hint="endingOffsets=latest, or failOnDataLoss=false to read what is there",
+                    )
+                end = manifest.next_sequence
             return [*tasks_of(self._entries(start, end), self.options.tasks_min)]
 
     def _check_there(self, manifest: Manifest) -> None:
@@ -283,9 +297,12 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         """How far the next batch goes."""
         begin = int(start["sequence"])
         with with_hints():
+            manifest = self._manifest()
+            latest = manifest.next_sequence
+            if begin > latest:
+                self._beyond(begin, manifest)
             if self.options.acknowledge:
                 self._take_part(begin)
-            latest = self._manifest().next_sequence
             latest = latest if self._target is None else min(latest, self._target)
             end = self._within(begin, max(begin, latest), limit)
             if self._consumer is not None and end > self._handed_out:

@@ -41,7 +41,7 @@ from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._errors import with_hints
 from forebay.spark._options import WRITE, Options
 from forebay.spark._routing import targets
-from forebay.spark._sink_columns import check_columns
+from forebay.spark._sink_columns import check_columns, refuse_write_id
 from forebay.spark._worker import begin, settle
 
 __all__ = ["LogBatchWriter", "LogSinkOptions", "LogStreamWriter", "current_task"]
@@ -297,6 +297,10 @@ class LogBatchWriter(_Writing, DataSourceArrowWriter):
 
 class LogStreamWriter(_Writing, DataSourceStreamArrowWriter):
     """For `df.writeStream`: each batch published once, under the id of the query."""
+
+    def __init__(self, options: LogSinkOptions) -> None:
+        refuse_write_id(options.write_id)
+        super().__init__(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         """In a task: stage."""

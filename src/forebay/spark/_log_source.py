@@ -139,18 +139,24 @@ class LogBatchReader(_Reading, DataSourceReader):
             return self._plan(start, end)
 
     def _check_order(self, seen: PositionsSeen, start: Offsets, end: Offsets) -> None:
-        """Raise for offsets that were given and leave nothing to read: a mistake, or a log that was lost."""
+        """Raise for offsets that were given and are not there: a mistake, or a log that was lost."""
         given = isinstance(self.options.start.offsets, dict)
-        for each in seen.offsets if given else ():
+        ending = isinstance(self.options.end.offsets, dict)
+        for each in seen.offsets:
             key, subject = (each.topic, each.partition), f"{each.topic}:{each.partition}"
-            if start[key] > each.next and self.options.fail_on_data_loss:
+            if given and start[key] > each.next and self.options.fail_on_data_loss:
                 raise DataLossFound(
                     subject, start=start[key], earliest=each.next, reason=f"the log ends at {each.next}"
                 )
-            if start[key] > end[key] and isinstance(self.options.end.offsets, dict):
+            if given and ending and start[key] > end[key]:
                 raise UsageError(
                     f"{subject} is to be read from {start[key]} to {end[key]}",
                     hint="endingOffsets are not below startingOffsets",
+                )
+            if ending and end[key] > each.next and self.options.fail_on_data_loss:
+                raise UsageError(
+                    f"{subject} is to be read up to {end[key]}, and ends at {each.next} so far",
+                    hint="endingOffsets=latest, -1 for the partition, or failOnDataLoss=false to read what is there",
                 )
 
 

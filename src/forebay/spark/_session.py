@@ -117,8 +117,8 @@ def session(
     settings are Spark's own; `spark_master` and `spark_remote` among them lead to a cluster. Raises
     `Unsupported` where PySpark or Java is missing, `Unavailable` where the JVM did not come up.
     """
-    if cores is not None and cores < 1:
-        raise UsageError(f"{cores} cores", hint="at least 1, or None for all of the machine")
+    if cores is not None and (type(cores) is not int or cores < 1):
+        raise UsageError(f"cores is {cores!r}", hint="a number from 1 on, or None for all of the machine")
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -190,7 +190,13 @@ def _register(spark: SparkSession) -> None:
 
 
 def _setting(name: str) -> str:
-    return name if "." in name else name.replace("_", ".")
+    """Spark ignores a setting that it does not know: `master=` would quietly stay on this machine."""
+    setting = name if "." in name else name.replace("_", ".")
+    if "." not in setting:
+        raise UsageError(
+            f"Spark has no setting {name!r}", hint=f"its settings begin with spark: spark_{name}=..."
+        )
+    return setting
 
 
 def _value(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The columns that a sink takes, checked before anything runs."""
+"""What a sink takes, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from forebay.errors import UsageError
 
-__all__ = ["check_columns"]
+__all__ = ["check_columns", "refuse_write_id"]
 
 
 def check_columns(schema: StructType, columns: Mapping[str, Sequence[str]], *, of: str) -> None:
@@ -27,3 +27,11 @@ def check_columns(schema: StructType, columns: Mapping[str, Sequence[str]], *, o
                 f"column {field.name!r} is {field.dataType.simpleString()}",
                 hint=f"it is {' or '.join(kinds)}",
             )
+
+
+def refuse_write_id(write_id: str | None) -> None:
+    """Raise `UsageError` where a streaming write is given an id: what makes it once is its checkpoint."""
+    if write_id is not None:
+        raise UsageError(
+            "a streaming write has no writeId", hint="its batches are known by the checkpoint; leave it out"
+        )

@@ -121,17 +121,20 @@ class _Reading:
 
     def _tasks(self, start: int, end: int) -> list[InputPartition]:
         first, following = self._look()
-        if start < min(first, end) or end > following:
-            reason = f"the stream has offsets {first} to {following - 1}"
-            loss = DataLossFound(self.options.stream, start=start, earliest=first, reason=reason)
-            if self.options.fail_on_data_loss:
-                raise loss
-            log.warning("data loss: %s", loss.message)
+        if start < min(first, end) or max(start, end) > following:
+            self._lost(start, first, following)
             start, end = max(start, first), min(end, following)
         rows = TASK_ROWS
         if self.options.tasks_min is not None:
             rows = max(1, min(rows, -(-(end - start) // self.options.tasks_min)))
         return [StreamTask(low, min(low + rows, end)) for low in range(start, end, rows)]
+
+    def _lost(self, start: int, first: int, following: int) -> None:
+        reason = f"the stream has offsets {first} to {following - 1}"
+        loss = DataLossFound(self.options.stream, start=start, earliest=first, reason=reason)
+        if self.options.fail_on_data_loss:
+            raise loss
+        log.warning("data loss: %s", loss.message)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
@@ -216,6 +219,11 @@ class StreamBatchReader(_Reading, DataSourceReader):
             first, following = self._look()
             start = first if self.options.start is None else self.options.start
             end = following if self.options.end is None else self.options.end
+            if end > following and self.options.fail_on_data_loss:
+                raise UsageError(
+                    f"endingOffsets is {end}, and {self.options.stream!r} ends at {following} so far",
+                    hint="endingOffsets=latest, or failOnDataLoss=false to read what is there",
+                )
             return self._tasks(following if start == -1 else start, end)
 
 
@@ -224,7 +232,7 @@ class StreamStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self._target: int | None = None
+        self._target: tuple[int, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a new query begins."""
@@ -240,13 +248,15 @@ class StreamStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Freeze the end: what comes later is for the next run."""
         with with_hints():
-            self._target = self._look()[1]
+            self._target = self._look()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes."""
         begin = int(start["offset"])
         with with_hints():
-            latest = self._look()[1] if self._target is None else self._target
+            first, latest = self._look() if self._target is None else self._target
+            if begin > latest:
+                self._lost(begin, first, latest)
         end = max(begin, latest)
         if isinstance(limit, ReadMaxRows):
             end = min(end, begin + limit.max_rows)
