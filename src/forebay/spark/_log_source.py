@@ -156,7 +156,7 @@ class LogBatchReader(_Reading, DataSourceReader):
             if ending and end[key] > each.next and self.options.fail_on_data_loss:
                 raise UsageError(
                     f"{subject} is to be read up to {end[key]}, and ends at {each.next} so far",
-                    hint="endingOffsets=latest, -1 for the partition, or failOnDataLoss=false to read what is there",
+                    hint="-1 is the end as it is; failOnDataLoss=false reads what is there",
                 )
 
 

@@ -1,10 +1,15 @@
-"""Values that are Arrow IPC streams: each is a table of its own, so one record gives many rows, or none."""
+"""Values that are Arrow IPC streams: each is a table of its own, so one record gives many rows, or none.
+
+Values come from anybody. Arrow reads a stream without looking at what its offsets point to, and whoever
+follows a wrong one ends the process; so every table is checked before anything is done with it.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 
+from forebay.errors import UsageError
 from forebay.spark.export._decode import (
     Decoded,
     Rows,
@@ -14,6 +19,7 @@ from forebay.spark.export._decode import (
     missing_columns,
     reason_of,
 )
+from forebay.spark.export._types import NESTING_MAX, depth_of, table_type
 
 __all__ = ["ArrowDecoder"]
 
@@ -29,7 +35,7 @@ class ArrowDecoder:
         for number, table in found:
             try:
                 tables.append(cast_table(table, wanted))
-            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            except pa.ArrowException as error:
                 bad.append((number, reason_of(error)))
                 continue
             rows.append(np.full(table.num_rows, number, np.int64))
@@ -44,13 +50,26 @@ class ArrowDecoder:
         return missing_columns([table for _, table in _tables(values)[0]], None)
 
 
+def _checked(table: pa.Table) -> pa.Table:
+    """The table; raises where it is damaged, or has a column that no table of any format has."""
+    table.validate(full=True)
+    names = table.schema.names
+    if len(set(names)) < len(names):
+        raise pa.ArrowInvalid(f"several columns have the same name: {names}")
+    for each in table.schema:
+        table_type(each.type)
+        if depth_of(each.type) >= NESTING_MAX:
+            raise pa.ArrowInvalid(f"column {each.name!r} is nested more than {NESTING_MAX} deep")
+    return table
+
+
 def _tables(values: pa.BinaryArray) -> tuple[list[tuple[int, pa.Table]], list[tuple[int, str]]]:
     good: list[tuple[int, pa.Table]] = []
     bad: list[tuple[int, str]] = []
     for number in range(len(values)):  # A record is a whole table here, so this is a loop over batches.
         try:
             with pa.ipc.open_stream(values[number].as_buffer()) as stream:
-                good.append((number, stream.read_all()))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OSError) as error:
+                good.append((number, _checked(stream.read_all())))
+        except (pa.ArrowException, OSError, UsageError) as error:
             bad.append((number, reason_of(error)))
     return good, bad

@@ -182,6 +182,8 @@ class _DeadTopic:
         partition = zlib.crc32(lane.encode()) % self._partitions
         ends = await self._reader.offsets(self._topic, partition)
         position = max(self._handle.position(f"dead-offset:{lane}") or 0, ends.earliest)
+        if position > ends.next:  # The mark is of another topic, which was the place before.
+            position = ends.earliest
         sequence = self._handle.position(f"dead-sequence:{lane}") or 0
         refused = 0
         while refused < ATTEMPTS_MAX:
@@ -227,6 +229,7 @@ class _DeadTopic:
             for row in rows.select(["offset", "reason"]).to_pylist()
         ]
         times = rows.column("timestamp").cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+        times = times.fill_null(0)  # One that is in no calendar.
         group = AppendGroup.of(
             self._topic,
             partition,

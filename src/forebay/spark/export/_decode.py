@@ -15,6 +15,9 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.spark.export._types import grown, is_hollow
 
 __all__ = [
     "Decoded",
@@ -25,6 +28,7 @@ __all__ = [
     "cast_table",
     "decode_halves",
     "dropped_fields",
+    "fields_beside",
 ]
 
 HALVES_MIN: Final = 16
@@ -48,7 +52,7 @@ class Decoded:
     bad: list[tuple[int, str]] = field(default_factory=list)
     """Records that are not in `table`, with the reason."""
     missing: Seen = field(default_factory=dict)
-    """Columns that were seen and that the wanted schema does not have."""
+    """Columns that were seen and that the wanted schema does not have, or has with fewer fields inside."""
     dropped: frozenset[str] = frozenset()
     """Fields inside of a wanted column that its type has no place for, as `column.field`."""
 
@@ -78,7 +82,8 @@ class RawDecoder:
 def cast_table(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     """The wanted columns with their types; a column that is not there is null."""
     columns = [
-        table.column(each.name).cast(each.type)
+        # Tables have microseconds, and nanoseconds are common.
+        table.column(each.name).cast(options=pc.CastOptions(each.type, allow_time_truncate=True))
         if each.name in table.column_names
         else pa.chunked_array([pa.nulls(table.num_rows, each.type)])
         for each in wanted
@@ -126,12 +131,18 @@ def rows_of(good: Sequence[tuple[int, pa.Table]]) -> Rows:
 
 
 def missing_columns(tables: Sequence[pa.Table], wanted: pa.Schema | None) -> Seen:
-    """Columns of the tables that `wanted` lacks, with the types they were seen with; not those all null."""
+    """Columns of the tables that `wanted` lacks, or has with fewer fields inside, with the types they were
+    seen with; not those of which nothing is known yet."""
     found: Seen = {}
     for table in tables:
         for each in table.schema:
-            known = wanted is not None and wanted.get_field_index(each.name) >= 0
-            if not known and not pa.types.is_null(each.type):
+            place = -1 if wanted is None else wanted.get_field_index(each.name)
+            if wanted is None or place < 0:
+                is_new = not is_hollow(each.type)
+            else:
+                known = wanted.field(place).type
+                is_new = pa.types.is_nested(known) and grown(known, each.type) != known
+            if is_new:
                 add_seen(found, {each.name: {each.type: table.num_rows}})
     return found
 
@@ -143,21 +154,22 @@ def dropped_fields(tables: Sequence[pa.Table], wanted: pa.Schema) -> frozenset[s
         for schema in {table.schema for table in tables}
         for each in wanted
         if (found := schema.get_field_index(each.name)) >= 0
-        for name in _dropped(each.name, schema.field(found).type, each.type)
+        for name in fields_beside(each.name, schema.field(found).type, each.type)
     )
 
 
-def _dropped(name: str, found: pa.DataType, wanted: pa.DataType) -> Iterator[str]:
+def fields_beside(name: str, found: pa.DataType, wanted: pa.DataType) -> Iterator[str]:
+    """Fields inside of `found` that `wanted` does not have, as `column.field`."""
     if pa.types.is_list(found) and pa.types.is_list(wanted):
-        yield from _dropped(name, found.value_type, wanted.value_type)
+        yield from fields_beside(name, found.value_type, wanted.value_type)
     if not (pa.types.is_struct(found) and pa.types.is_struct(wanted)):
         return
     for field_found in found:
         place = wanted.get_field_index(field_found.name)
         inner = f"{name}.{field_found.name}"
         if place >= 0:
-            yield from _dropped(inner, field_found.type, wanted.field(place).type)
-        elif not pa.types.is_null(field_found.type):
+            yield from fields_beside(inner, field_found.type, wanted.field(place).type)
+        elif not is_hollow(field_found.type):
             yield inner
 
 

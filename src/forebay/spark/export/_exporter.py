@@ -15,25 +15,32 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from forebay.errors import NotDone, UsageError
+from forebay.errors import LimitExceeded, NotDone, UsageError
 from forebay.kit.retry import RetryPolicy
 from forebay.spark.export._clients import Clients, clients
 from forebay.spark.export._config import ExportConfig
 from forebay.spark.export._dead import DeadLetters, open_dead_letters
-from forebay.spark.export._decode import Seen, add_seen
+from forebay.spark.export._decode import Seen, add_seen, fields_beside
 from forebay.spark.export._errors import BadRecords, CommitConflict, CommitUnknown, RecordsTrimmed
 from forebay.spark.export._facts import DEAD_SCHEMA, METADATA, Span, Task, TaskResult
 from forebay.spark.export._partitioning import Partitioning
 from forebay.spark.export._sources import Lane, Source, open_source
 from forebay.spark.export._tables import Commit, Handle, open_table
 from forebay.spark.export._task import decoder_of
-from forebay.spark.export._types import schema_of, table_schema
+from forebay.spark.export._types import (
+    COLUMNS_MAX,
+    choose,
+    columns_in,
+    grown,
+    schema_of,
+    table_schema,
+)
 
 __all__ = ["ExportReport", "Exporter", "Runner", "Step"]
 
@@ -142,14 +149,17 @@ class Exporter:
     def _create(self, goal: Mapping[str, Lane]) -> Handle | None:
         """A new table, with the columns of the first records where none were given."""
         payload = self.config.schema
+        taken = {*METADATA.names, *(each.name for each in self._partitioning.fields())}
         if payload is None:
             payload = self._infer(goal)
             if payload is None:
                 return None
+            # What cannot be a column is left out and named in the report, as it is later on.
+            payload = _without(payload, {name.lower() for name in taken})
         columns = table_schema(payload)
-        taken = {*METADATA.names, *(each.name for each in self._partitioning.fields())}
         if clash := taken & set(columns.names):
             raise UsageError(f"the values have a column {min(clash)!r} of their own", hint="rename it")
+        _check_columns(columns.types)
         schema = pa.schema([*columns, *METADATA, *self._partitioning.fields()])
         self._partitioning.check(schema)
         self._table.create(schema, self._partitioning.columns)
@@ -197,9 +207,12 @@ class Exporter:
 
     def _plan(self, handle: Handle, goal: Mapping[str, Lane], report: ExportReport) -> list[_Range]:
         ranges = []
+        followed = {name.rpartition(":")[0] for name in goal if handle.position(name) is not None}
         for lane in goal.values():
             known = handle.position(lane.name)
-            first = lane.earliest if self.config.start == "earliest" else lane.next
+            # A partition that was added to a topic that the table follows is read from its beginning.
+            is_new = lane.name.rpartition(":")[0] not in followed
+            first = lane.next if self.config.start == "latest" and is_new else lane.earliest
             start = first if known is None else known
             report.positions[lane.name] = start
             if start > lane.next:
@@ -265,9 +278,23 @@ class Exporter:
         seen: Seen = {}
         for each in missing:
             add_seen(seen, each)
-        fields = list(schema_of(dict(sorted(seen.items()))))
-        handle.add_columns(fields)
-        self._added = [each.name for each in fields]
+        known = {each.name: each.type for each in handle.schema}
+        added: dict[str, pa.Field] = {}
+        names: list[str] = []
+        for name, kinds in sorted(seen.items()):
+            kind = known.get(name)
+            if kind is None:
+                # Of two that differ only in case the first; the other is left out from then on.
+                if added.setdefault(name.lower(), pa.field(name, choose(kinds))).name == name:
+                    names.append(name)
+                continue
+            for each in sorted(kinds, key=lambda each: (-kinds[each], str(each))):
+                kind = grown(kind, each)
+            names += fields_beside(name, kind, known[name])
+            added[name.lower()] = pa.field(name, kind)
+        _check_columns({**known, **{each.name: each.type for each in added.values()}}.values())
+        handle.add_columns(list(added.values()))
+        self._added = names
         self._step("columns", 0, 0)
 
     def _check_complete(self, plan: Sequence[_Range], results: Sequence[TaskResult]) -> None:
@@ -327,6 +354,27 @@ class Exporter:
         if self.config.acknowledge:
             for lane, end in positions.items():
                 self._source.committed(lane, end)
+
+
+def _without(schema: pa.Schema, taken: set[str]) -> pa.Schema:
+    """The fields whose names are free, whatever their case."""
+    kept: dict[str, pa.Field] = {}
+    for each in schema:
+        if each.name.lower() not in taken:
+            kept.setdefault(each.name.lower(), each)
+    return pa.schema(list(kept.values()))
+
+
+def _check_columns(kinds: Iterable[pa.DataType]) -> None:
+    """Raise `LimitExceeded` where a table would get too many columns: names that are values, most likely."""
+    count = columns_in(kinds)
+    if count > COLUMNS_MAX:
+        raise LimitExceeded(
+            "columns of a table",
+            limit=COLUMNS_MAX,
+            actual=count,
+            hint="--new-columns ignore, or --schema with the columns you want",
+        )
 
 
 @dataclass(slots=True)

@@ -7,16 +7,16 @@ file that is written and never named by a commit is an orphan: it is in nobody's
 from __future__ import annotations
 
 import json
-import math
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from forebay.errors import LimitExceeded
 from forebay.spark.export._facts import DataFile
 
 __all__ = ["encode_parquet", "file_name", "statistics"]
@@ -27,6 +27,8 @@ SPARE_BYTES: Final = 64 * 1024
 """Room for what a file has beside its columns."""
 STATISTICS_COLUMNS_MAX: Final = 64
 """Columns that get statistics in a commit."""
+FOLDER_CHARS_MAX: Final = 240
+"""Longest directory of a partition: as long as a part of a key may be."""
 HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -36,6 +38,14 @@ def file_name(partition: Mapping[str, str | None], *, hive: bool) -> str:
     if not hive or not partition:
         return name
     folders = [f"{quote(key, safe='')}={_spelled(value)}" for key, value in partition.items()]
+    longest = max(map(len, folders))
+    if longest > FOLDER_CHARS_MAX:
+        raise LimitExceeded(
+            "characters of a partition's directory",
+            limit=FOLDER_CHARS_MAX,
+            actual=longest,
+            hint="partition by a column with short values, or export to delta:, which has no directories",
+        )
     return "/".join([*folders, name])
 
 
@@ -105,17 +115,20 @@ def statistics(footer: pq.FileMetaData) -> str:
 
 
 def _add_ends(name: str, ends: Sequence[Any], low: dict[str, Any], high: dict[str, Any]) -> None:
-    lowest, highest = min(each.min for each in ends), max(each.max for each in ends)
-    if isinstance(lowest, bool) or not isinstance(lowest, int | datetime | date):
+    try:
+        lowest, highest = min(each.min for each in ends), max(each.max for each in ends)
+        if isinstance(lowest, bool) or not isinstance(lowest, int | datetime | date):
+            return
+        found = _spell(lowest, up=False), _spell(highest, up=True)
+    except (OverflowError, ValueError):  # A day that is not in Python's calendar.
         return
-    low[name], high[name] = _spell(lowest, up=False), _spell(highest, up=True)
+    low[name], high[name] = found
 
 
 def _spell(value: int | datetime | date, *, up: bool) -> int | str:
     """Times are kept in milliseconds: the highest is rounded up, so that nothing lies outside."""
     if isinstance(value, datetime):
-        whole = (math.ceil if up else math.floor)(value.microsecond / 1000)
-        moment = value.timestamp() - value.microsecond / 1e6 + whole / 1000
-        stamp = datetime.fromtimestamp(moment, tz=value.tzinfo)
-        return stamp.strftime("%Y-%m-%dT%H:%M:%S.") + f"{round(stamp.microsecond / 1000):03d}Z"
+        rest = value.microsecond % 1000
+        value += timedelta(microseconds=1000 - rest if up and rest else -rest)
+        return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
     return value.isoformat() if isinstance(value, date) else value

@@ -13,10 +13,15 @@ a string, because a string cannot hold the newline between them. So every value 
 many rows as values means one each.
 
 Newlines inside a value are spaces to JSON, and are made spaces where there are any.
+
+Values come from anybody. The parser takes bytes that are no UTF-8, of which it makes text that no reader of
+the table can read, and objects inside of one another without end, whose types end the process: both are bad
+records before it sees them.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import numpy as np
@@ -34,14 +39,22 @@ from forebay.spark.export._decode import (
     rows_of,
     together,
 )
+from forebay.spark.export._types import NESTING_MAX, depth_of
 
 __all__ = ["JsonDecoder"]
 
 _OPEN: Final = ord("{")
 _CLOSE: Final = ord("}")
 _NEWLINE: Final = ord("\n")
+_EITHER: Final = np.uint8(0xDF)
+"""Takes away the bit in which a brace differs from a bracket."""
 _SPACE: Final = " \t\r\n"
 """What JSON calls white space. Many encoders end an object with a newline."""
+BRACKETS_MAX: Final = 2_000
+"""Opening brackets of a value up to which it is left to the parser to say how deep it is: the stack of a
+thread ends at some 20,000 levels."""
+_TEXTS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_DEEP: Final = f"nested more than {NESTING_MAX} deep"
 
 
 class JsonDecoder:
@@ -77,8 +90,12 @@ class JsonDecoder:
             shaped = _objects(values)
         where: Rows | None = None
         bad: list[tuple[int, str]] = []
+        shaped[deep := _too_deep(values)] = False
         if not shaped.all():
-            bad = [(int(row), _why_no_object(values[int(row)].as_py())) for row in np.flatnonzero(~shaped)]
+            bad = [
+                (row, _DEEP if row in deep else _why_no_object(values[row].as_py()))
+                for row in np.flatnonzero(~shaped).tolist()
+            ]
             where = np.flatnonzero(shaped)
             values = values.take(pa.array(where))
 
@@ -90,7 +107,7 @@ class JsonDecoder:
         return runs, bad, where
 
     def _parse(self, values: pa.BinaryArray, wanted: pa.Schema | None) -> pa.Table:
-        text = _joined(values)
+        text = _joined(values.cast(pa.string()).view(pa.binary()))  # Raises for what is no UTF-8.
         behaviour = "infer" if wanted is None or self._infer else "ignore"
         table = pj.read_json(
             pa.BufferReader(text),
@@ -101,6 +118,8 @@ class JsonDecoder:
         )
         if table.num_rows != len(values):
             raise pa.ArrowInvalid(f"{table.num_rows} objects in {len(values)} values")
+        if any(depth_of(each.type) >= NESTING_MAX for each in table.schema):
+            raise pa.ArrowInvalid(_DEEP)
         return table
 
 
@@ -116,6 +135,27 @@ def _objects(values: pa.BinaryArray) -> np.ndarray[tuple[int], np.dtype[np.bool_
     first = text[np.minimum(ends[:-1], len(text) - 1)] == _OPEN
     last = text[np.maximum(ends[1:] - 1, 0)] == _CLOSE
     return np.asarray(filled & first & last)
+
+
+def _too_deep(values: pa.BinaryArray) -> list[int]:
+    """Values that are nested too deeply. Where there are few brackets, nothing is."""
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+    if data is None or not len(values) or int(np.diff(ends).max()) <= BRACKETS_MAX:
+        return []
+    text = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+    # Both brackets differ from each other in one bit.
+    opening = np.flatnonzero((text & _EITHER) == ord("["))
+    counts = np.diff(np.searchsorted(opening, ends - ends[0]))
+    many = np.flatnonzero(counts > BRACKETS_MAX).tolist()
+    return [row for row in many if _depth(values[row].as_py()) > NESTING_MAX]
+
+
+def _depth(value: bytes) -> int:
+    """How deep brackets are inside of one another, up to the first thing that is no JSON."""
+    text = np.frombuffer(_TEXTS.sub(b"", value), np.uint8) & _EITHER
+    steps = (text == ord("[")).astype(np.int32) - (text == ord("]"))
+    return int(np.cumsum(steps).max(initial=0))
 
 
 def _trimmed(values: pa.BinaryArray) -> pa.BinaryArray:

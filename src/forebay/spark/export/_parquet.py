@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from forebay.errors import FormatError, NotDone, OutcomeUnknown, PreconditionFailed
+from forebay.errors import FormatError, NotDone, OutcomeUnknown, PreconditionFailed, UsageError
 from forebay.spark.export._clients import Clients
 from forebay.spark.export._errors import CommitConflict, CommitUnknown
 from forebay.spark.export._facts import DataFile
@@ -62,6 +62,10 @@ class ParquetTable(Table):
 
     def __init__(self, location: str, name: str, clients: Clients) -> None:
         self._store = location if "://" in location else str(Path(location).absolute())
+        if Path(self._store).is_file():
+            raise UsageError(
+                f"{location} is a file", hint="a Parquet table is a directory: choose another place"
+            )
         self._name = name
         self._clients = clients
 
@@ -79,6 +83,10 @@ class ParquetTable(Table):
     def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         """Commit 0, without files."""
         store = self._clients.store(self.store)
+        if self._clients.run(_has(store, "_delta_log/")):
+            raise UsageError(
+                f"{self._store} is a Delta table", hint="delta:PATH exports into it; or choose another place"
+            )
         first = _Commit(
             FORMAT,
             0,
@@ -117,8 +125,9 @@ class ParquetHandle(Handle):
         return str(self._last.number + 1)
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        """A commit with more columns and no files."""
-        self._next(self._clients.ids.token(), _text_of(pa.schema([*self.schema, *fields])), {}, ())
+        """A commit with more columns, or more fields inside of them, and no files."""
+        columns = {each.name: each for each in self.schema} | {each.name: each for each in fields}
+        self._next(self._clients.ids.token(), _text_of(pa.schema(list(columns.values()))), {}, ())
 
     def _next(
         self, commit_id: str, schema: str, positions: Mapping[str, int], files: Sequence[DataFile]
@@ -163,6 +172,12 @@ def _key(number: int) -> str:
 
 async def _put(store: ObjectStore, commit: _Commit) -> None:
     await store.put(_key(commit.number), msgspec.json.encode(commit), ABSENT)
+
+
+async def _has(store: ObjectStore, prefix: str) -> bool:
+    async for _ in store.list(prefix):
+        return True
+    return False
 
 
 async def _last(store: ObjectStore) -> _Commit | None:

@@ -61,7 +61,8 @@ class Handle(abc.ABC):
 
     @abc.abstractmethod
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        """Add columns, null for the rows there are. Raises `CommitConflict`."""
+        """Add columns, null for the rows there are; one that is there gets the fields inside that it lacks.
+        Raises `CommitConflict`."""
 
     @abc.abstractmethod
     def live_files(self) -> dict[str, int]:

@@ -30,6 +30,9 @@ __all__ = ["decoder_of", "payload_of", "run_task"]
 
 CHUNK_BYTES: Final = 16 * 1024 * 1024
 """Bytes of records decoded at a time: small appends are put together, which the parsers like."""
+TIME_MS_MIN: Final = -62_135_596_800_000
+TIME_MS_MAX: Final = 253_402_300_799_999
+"""The first and the last millisecond of the years 1 to 9999."""
 
 
 def decoder_of(config: ExportConfig) -> Decoder:
@@ -98,7 +101,8 @@ class _Run:
     def _read(self, span: Span) -> None:
         batches_only = self._config.source.kind == "buffer"
         count = 0
-        for records in _chunks(self._source.read(span)):
+        for chunk in _chunks(self._source.read(span)):
+            records = _in_calendar(chunk)
             count += len(pc.unique(records.column("offset"))) if batches_only else records.num_rows
             self._bytes += records.column("value").nbytes
             # As it is, a value needs no neighbour: chunks are copied together only to be parsed.
@@ -152,9 +156,13 @@ class _Run:
         return bytes(out.getvalue().to_pybytes())
 
     def _new_columns(self) -> Seen:
-        """Columns to add: not those whose name is taken, which a table cannot tell apart by case."""
+        """Columns to add, or to add fields to: not those whose name is taken, which a table cannot tell apart
+        by case."""
         taken = {name.lower() for name in self._task.schema.names}
-        return {name: kinds for name, kinds in self._missing.items() if name.lower() not in taken}
+        known = set(self._payload.names)
+        return {
+            name: kinds for name, kinds in self._missing.items() if name in known or name.lower() not in taken
+        }
 
     def _write(self) -> tuple[DataFile, ...]:
         table = self._partitioning.add(pa.concat_tables(self._tables))
@@ -198,6 +206,18 @@ def _chunks(batches: Iterator[list[pa.RecordBatch]]) -> Iterator[pa.Table]:
                 waiting, size = [], 0
     if waiting:
         yield pa.Table.from_batches(waiting, SOURCE_SCHEMA)
+
+
+def _in_calendar(records: pa.Table) -> pa.Table:
+    """The records, without a time where no table can hold it: a producer may give any number."""
+    times = records.column("timestamp")
+    ends = pc.min_max(times.cast(pa.int64()))
+    if ends["min"].as_py() >= TIME_MS_MIN and ends["max"].as_py() <= TIME_MS_MAX:
+        return records
+    numbers = times.cast(pa.int64())
+    inside = pc.and_(pc.greater_equal(numbers, TIME_MS_MIN), pc.less_equal(numbers, TIME_MS_MAX))
+    kept = pc.if_else(inside, times, pa.scalar(None, times.type))
+    return records.set_column(records.schema.get_field_index("timestamp"), "timestamp", kept)
 
 
 def _plain(column: pa.ChunkedArray) -> pa.BinaryArray:

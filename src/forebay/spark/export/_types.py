@@ -8,17 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
 from forebay.errors import UsageError
 
-__all__ = ["choose", "parse_schema", "schema_of", "table_schema", "table_type"]
+__all__ = [
+    "COLUMNS_MAX",
+    "NESTING_MAX",
+    "choose",
+    "columns_in",
+    "depth_of",
+    "grown",
+    "is_hollow",
+    "parse_schema",
+    "schema_of",
+    "table_schema",
+    "table_type",
+]
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 DECIMAL_DIGITS_MAX = 38
 """Digits of a decimal number that every table has."""
+NESTING_MAX = 32
+"""Objects and lists inside of one another: Delta's schemas end at some forty."""
+COLUMNS_MAX = 5_000
+"""Columns of a table, fields inside of others included, beyond which none is added."""
 _WIDENED = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -67,7 +83,9 @@ def table_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one line pe
     if types.is_map(kind):
         return pa.map_(table_type(kind.key_type), table_type(kind.item_type))
     if types.is_struct(kind):
-        return pa.struct([pa.field(field.name, table_type(field.type)) for field in kind])
+        return pa.struct(
+            [pa.field(field.name, table_type(field.type)) for field in kind if not is_hollow(field.type)]
+        )
     plain = (*_WORDS.values(),)
     if kind in plain or types.is_decimal128(kind):
         return kind
@@ -79,19 +97,66 @@ def table_schema(schema: pa.Schema) -> pa.Schema:
     names = [field.name for field in schema]
     if len({name.lower() for name in names}) != len(names):
         raise UsageError("two columns differ only in case", hint="give --schema with the columns you want")
-    return pa.schema([pa.field(field.name, table_type(field.type)) for field in schema])
+    return pa.schema(
+        [
+            pa.field(field.name, table_type(field.type))
+            for field in schema
+            if pa.types.is_null(field.type) or not is_hollow(field.type)
+        ]
+    )
+
+
+def is_hollow(kind: pa.DataType) -> bool:
+    """Whether nothing is known of the values yet: nulls, objects without fields, empty lists. No table has
+    such a column, and what it will be is told by the first value."""
+    if pa.types.is_struct(kind):
+        return all(is_hollow(field.type) for field in kind)
+    return bool(pa.types.is_null(kind) or (pa.types.is_list(kind) and is_hollow(kind.value_type)))
+
+
+def depth_of(kind: pa.DataType) -> int:
+    """How many objects and lists are inside of one another; without recursion, for it may be thousands."""
+    depth, level = 0, [kind]
+    while level := [each.field(number).type for each in level for number in range(each.num_fields)]:
+        depth += 1
+    return depth
+
+
+def columns_in(kinds: Iterable[pa.DataType]) -> int:
+    """How many columns these are, with the fields inside of them."""
+    inner = ([kind.field(number).type for number in range(kind.num_fields)] for kind in kinds)
+    return sum(columns_in(each) if each else 1 for each in inner)
+
+
+def grown(known: pa.DataType, seen: pa.DataType) -> pa.DataType:
+    """`known` with the fields that `seen` has beside it, at any depth. What is known stays as it is; of names
+    that differ only in case the first stays."""
+    if pa.types.is_list(known) and pa.types.is_list(seen):
+        return pa.list_(pa.field("element", grown(known.value_type, seen.value_type)))
+    if not (pa.types.is_struct(known) and pa.types.is_struct(seen)):
+        return known
+    fields = {field.name.lower(): field for field in known}
+    for field in seen:
+        found = fields.get(field.name.lower())
+        if found is None and not is_hollow(field.type):
+            fields[field.name.lower()] = pa.field(field.name, table_type(field.type))
+        elif found is not None and found.name == field.name:
+            fields[field.name.lower()] = pa.field(field.name, grown(found.type, field.type))
+    return pa.struct(list(fields.values()))
 
 
 def choose(seen: Mapping[pa.DataType, int]) -> pa.DataType:
     """One type for a column that was seen with several, each in so many rows.
 
-    The type of most rows wins; others widen it where that loses nothing. What does not fit it then is a bad
-    record: one price given as text must not turn all prices into text.
+    The type of most rows wins, those counted together that widen to one; others widen it where that loses
+    nothing. What does not fit it then is a bad record: one price given as text must not turn all prices into
+    text.
     """
-    ranked = sorted(seen.items(), key=lambda each: (-each[1], str(each[0])))
-    kinds = [kind for kind, _ in ranked if not pa.types.is_null(kind)]
+    kinds = [kind for kind in seen if not is_hollow(kind)]
     if not kinds:
         return pa.string()
+    rows = {one: sum(seen[kind] for kind in kinds if kind == one or _is_alike(one, kind)) for one in kinds}
+    kinds.sort(key=lambda kind: (-rows[kind], -seen[kind], str(kind)))
     found = kinds[0]
     for kind in kinds[1:]:
         if _is_alike(found, kind):

@@ -1,0 +1,147 @@
+"""Values from anybody: what would end the exporter, or every reader of its table, is a bad record."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import struct
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.spark.export.bed import KINDS, Bed, order
+
+import forebay
+from forebay.errors import LimitExceeded
+from forebay.spark.export import export
+from forebay.spark.export._files import file_name
+from forebay.spark.export._json import BRACKETS_MAX, JsonDecoder
+from forebay.spark.export._types import NESTING_MAX
+
+GOOD = b'{"id": 1, "who": "a"}'
+WANTED = pa.schema([("id", pa.int64()), ("who", pa.string())])
+
+
+def bad_json(value: bytes) -> str:
+    """Why a value is bad, between two good ones that stay."""
+    values = pa.array([GOOD, value, GOOD], pa.binary())
+    decoded = JsonDecoder().decode(values, pa.nulls(3, pa.binary()), WANTED)
+    assert decoded.table.column("id").to_pylist() == [1, 1]
+    [(row, reason)] = decoded.bad
+    assert row == 1
+    return reason
+
+
+@pytest.mark.parametrize("depth", [NESTING_MAX, 10 * NESTING_MAX, 10 * BRACKETS_MAX, 200_000])
+@pytest.mark.parametrize("shape", ["objects", "lists", "lists without an end", "objects behind a text"])
+def test_objects_inside_of_one_another_without_end_are_bad(depth: int, shape: str) -> None:
+    """The types of 200,000 levels ended the process."""
+    value = {
+        "objects": b'{"d":' * depth + b"1" + b"}" * depth,
+        "lists": b"[" * depth + b"1" + b"]" * depth,
+        "lists without an end": b"[" * depth,
+        "objects behind a text": b'{"t":"}\\"}","d":' * depth + b"1" + b"}" * depth,
+    }[shape]
+    reason = bad_json(b'{"who": "x", "deep": ' + value + b"}")
+    if shape != "lists without an end" or depth > BRACKETS_MAX:
+        assert reason == f"nested more than {NESTING_MAX} deep"
+
+
+def test_as_deep_as_is_allowed_and_wide_are_good() -> None:
+    depth = NESTING_MAX - 1
+    deep = b'{"id": 1, "deep": ' + b"[" * depth + b"1" + b"]" * depth + b"}"
+    wide = json.dumps({"id": 1, "wide": [{"n": [number]} for number in range(2 * BRACKETS_MAX)]}).encode()
+    brackets = json.dumps({"id": 1, "who": "[{" * BRACKETS_MAX}).encode()
+    values = pa.array([b"left out", deep, wide, brackets], pa.binary()).slice(1)
+    decoded = JsonDecoder().decode(values, pa.nulls(3, pa.binary()), WANTED)
+    assert not decoded.bad and decoded.table.column("who")[2].as_py() == "[{" * BRACKETS_MAX
+
+
+@pytest.mark.parametrize(
+    "value", [b'{"id": 2, "who": "\xff\xfe"}', b'{"\xff": 1}', b'{"id": 2, "new": "\xc3"}']
+)
+def test_json_that_is_no_utf8_is_bad(value: bytes) -> None:
+    assert "UTF8" in bad_json(value)
+
+
+def ipc(table: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(out.getvalue().to_pybytes())
+
+
+def damaged(table: pa.Table, old: bytes, new: bytes) -> bytes:
+    whole = ipc(table)
+    assert whole.count(old) == 1
+    return whole.replace(old, new)
+
+
+TEXTS = pa.table({"id": [1, 2, 3], "who": ["x" * 11, "y" * 12, "z"]})
+CODES = pa.table({"who": pa.array(["a", "b", "b"]).dictionary_encode()})
+HOSTILE = {
+    "offsets": damaged(
+        TEXTS, struct.pack("<4i", 0, 11, 23, 24), struct.pack("<4i", 0, 11, 2_000_000_000, 24)
+    ),
+    "no UTF-8": damaged(TEXTS, b"x" * 11, b"\xff" * 11),
+    "codes": damaged(CODES, struct.pack("<3i", 0, 1, 1), struct.pack("<3i", 0, 1_000_000, 1)),
+    "names": ipc(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["id", "id"])),
+    "types": ipc(pa.table({"id": [1], "took": pa.array([1], pa.duration("s"))})),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_an_arrow_value_that_is_damaged_or_fits_no_table_is_bad_alone(bed: Bed, what: str) -> None:
+    """Wrong offsets ended the process, and the others the export, for as long as the record was there."""
+    bed.send([ipc(TEXTS), HOSTILE[what]])
+    report = export(bed.config(format="arrow", dead_letter="topic:dead"))
+    assert (report.rows, report.dead_letters) == (3, 1)
+    assert [row["value"] for row in bed.read_topic("dead")] == [HOSTILE[what]]
+    assert sorted(bed.rows().column("id").to_pylist()) == [1, 2, 3]
+
+
+def test_nanoseconds_become_microseconds(bed: Bed) -> None:
+    bed.send([ipc(pa.table({"at": pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", tz="UTC"))}))])
+    assert export(bed.config(format="arrow")).rows == 1
+    [found] = bed.rows().column("at").cast(pa.int64()).to_pylist()
+    assert found == 1_700_000_000_123_456
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_times_in_no_calendar_do_not_end_an_export(bed: Bed, kind: str) -> None:
+    """Somebody gives nanoseconds for milliseconds: the record is good, its time is none."""
+    times = [0, -1, 1_700_000_000_000_000_000, -(2**63), 253_402_300_800_000]
+    records = [order(number) for number in range(4)] + [b"{broken"]
+    with forebay.connect(bed.bay_directory) as bay, bay.producer() as out:
+        out.send("orders", records, partition=0, timestamps_ms=times).result(timeout=60)
+    config = bed.config(kind, partition_by=("date",), dead_letter="topic:dead")
+    report = export(config)
+    assert (report.rows, report.dead_letters) == (4, 1)
+    found = {row["id"]: row["_timestamp"] for row in bed.rows(kind).to_pylist()}
+    assert found[2] is found[3] is None
+    assert found[1] == datetime.datetime(1969, 12, 31, 23, 59, 59, 999_000, tzinfo=datetime.UTC)
+    assert [row["value"] for row in bed.read_topic("dead")] == [b"{broken"]
+
+
+def test_columns_with_times_in_no_calendar_have_no_statistics(bed: Bed) -> None:
+    far: dict[str, Any] = {
+        "at": pa.array([2**62], pa.timestamp("us", tz="UTC")),
+        "day": pa.array([2**30], pa.int32()).cast(pa.date32()),
+        "old": pa.array([datetime.datetime(500, 1, 2, 3, 4, 5, 6789, tzinfo=datetime.UTC)]),
+        "last": pa.array([datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=datetime.UTC)]),
+    }
+    bed.send([ipc(pa.table(far))])
+    assert export(bed.config(format="arrow")).rows == 1
+    from deltalake import DeltaTable
+
+    [row] = pa.table(DeltaTable(bed.target("delta").location).get_add_actions(flatten=True)).to_pylist()
+    assert row["min.old"].isoformat() == "0500-01-02T03:04:05.006000+00:00"
+    assert row["max.old"].isoformat() == "0500-01-02T03:04:05.007000+00:00"
+    assert not {"min.at", "min.day", "min.last"} & {name for name, value in row.items() if value is not None}
+
+
+def test_a_value_too_long_for_a_directory_says_so() -> None:
+    file_name({"who": "x" * 200}, hive=True)
+    with pytest.raises(LimitExceeded, match="directory: 304 is over the limit of 240") as caught:
+        file_name({"who": "x" * 300}, hive=True)
+    assert "delta:" in caught.value.hint
