@@ -125,8 +125,10 @@ def test_a_repeated_batch_and_an_older_one_are_recognised() -> None:
     async def main(world: World) -> None:
         async def driver(me: Actor) -> None:
             assert not (await batch(me, 5)).duplicate
-            assert (await batch(me, 5, split=1)).duplicate
-            assert (await batch(me, 4)).duplicate
+            again = await batch(me, 5, split=1)
+            assert again.duplicate and again.topics == ("t",)
+            older = await batch(me, 4)
+            assert older.duplicate and older.topics == (), "nobody remembers"
             assert await publications_of(me).last("query") == 5
             assert await publications_of(me).last("other") is None
             assert not (await publications_of(me).publish("query", 6, [])).duplicate

@@ -125,3 +125,13 @@ def test_a_schema_of_no_column_or_of_one_twice_is_refused(names: list[str], mess
         chosen.add(name, LongType())
     with pytest.raises(UsageError, match=message):
         check_schema(chosen, LOG_SCHEMA)
+
+
+def test_a_time_that_spark_cannot_hold_is_none_and_not_another_one() -> None:
+    """Nanoseconds, given for milliseconds, came out as some day in the year 93,852."""
+    times = np.array([0, -1, 1_700_000_000_000_000_000, -(2**63), 9_223_372_036_854_775], np.int64)
+    batch = BytesBatch(pa.array([b"v"] * 5, pa.binary()), None, times)
+    schema = StructType().add(LOG_SCHEMA["timestamp"])
+    made = LogColumns(schema).batch([FetchedBatch("t", 0, 1, batch, 5)]).column("timestamp")
+    made.validate(full=True)
+    assert made.cast(pa.int64()).to_pylist() == [0, -1000, None, None, 9_223_372_036_854_775_000]

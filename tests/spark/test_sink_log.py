@@ -155,6 +155,20 @@ def test_a_write_with_an_id_happens_once(spark: SparkSession, tmp_path: Path) ->
     assert sum(values(data, "t").values()) == 10
 
 
+def test_an_id_that_named_a_write_into_another_topic_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Taken for a repetition, the rows were nowhere, and nobody was told."""
+    data = tmp_path / "data"
+    frame = spark.sql("select cast(id as string) value from range(10)")
+    writer = frame.write.format("forebay").mode("append").option("path", str(data)).option("writeId", "today")
+    writer.option("topic", "orders").save()
+    with pytest.raises(
+        PySparkException, match=r"'today' is that of a write into orders; nothing .* into clicks"
+    ):
+        writer.option("topic", "clicks").save()
+    writer.option("topic", "orders").save()
+    assert sum(values(data, "orders").values()) == 10
+
+
 def publications(data: Path) -> list[str]:
     async def work() -> list[str]:
         async with open_coordinator(data) as keys:

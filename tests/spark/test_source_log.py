@@ -175,6 +175,8 @@ def test_times_are_those_of_the_appends(spark: SparkSession, tmp_path: Path) -> 
         ({"subscribe": "clicks", "endingOffsets": '{"clicks": {"0": 60}}'}, "up to 60, and ends at 3 so far"),
         ({"subscribePattern": "("}, "regular expression"),
         ({"subscribe": "orders", "minPartitions": "0"}, "from 1 on"),
+        ({"subscribe": "orders", "minPartitions": "9" * 5000}, "from 1 on"),
+        ({"subscribe": "orders", "startingTimestamp": "9" * 5000}, "milliseconds since 1970"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -236,3 +238,14 @@ def test_an_empty_topic_and_a_view_over_a_topic(spark: SparkSession, tmp_path: P
         assert spark.sql("select sum(offset) from spark_log where partition = 3").collect() == [(3,)]
     finally:
         spark.sql("drop view spark_log")
+
+
+def test_a_table_of_the_catalog_says_that_a_view_is_wanted(spark: SparkSession, data: Path) -> None:
+    """Spark takes the options of such a table and hands on none of them."""
+    spark.sql(f"create table spark_topic using forebay options (path '{data}', subscribe 'orders')")
+    try:
+        with pytest.raises(PySparkException, match="create temporary view"):
+            spark.sql("select count(*) from spark_topic").collect()
+    finally:
+        spark.sql("drop table spark_topic")
+    assert data.is_dir()

@@ -92,6 +92,8 @@ class Published:
     """Whether it had been published before; then nothing was appended."""
     results: tuple[AppendResult, ...] = ()
     """One per append that this call made."""
+    topics: tuple[str, ...] = ()
+    """Where the batch went, whoever published it; empty where that is not known."""
 
 
 class _Append(msgspec.Struct, frozen=True, array_like=True):
@@ -114,6 +116,8 @@ class _Publication(msgspec.Struct, frozen=True, kw_only=True):
     staged_at_ms: int = 0
     objects: list[str] = []
     appends: list[_Append] = []
+    topics: list[str] = []
+    """Of a finished one: where it went."""
 
 
 async def stage(writer: LogWriter, groups: Sequence[AppendGroup], clock: Clock) -> list[StagedAppend]:
@@ -176,7 +180,8 @@ class Publications:
             if found is not None and (
                 found.batch > batch or (found.batch == batch and found.state == "DONE")
             ):
-                return Published(duplicate=not results, results=tuple(results))
+                where = tuple(found.topics) if found.batch == batch else ()
+                return Published(duplicate=not results, results=tuple(results), topics=where)
             fresh = found is None or found.state == "DONE"
             if fresh:
                 if not staged:
@@ -190,7 +195,8 @@ class Publications:
             if found.batch == batch:
                 results += made
                 if finished:
-                    return Published(duplicate=not results, results=tuple(results))
+                    where = tuple(_topics(found))
+                    return Published(duplicate=not results, results=tuple(results), topics=where)
         raise Contended(f"publication {name!r}", attempts=ATTEMPTS_MAX)
 
     async def last(self, name: str) -> int | None:
@@ -412,4 +418,8 @@ def _last(control: Control | None, producer: str) -> int | None:
 
 
 def _done(record: _Publication, revision: str) -> _Publication:
-    return _Publication(batch=record.batch, state="DONE", revision=revision)
+    return _Publication(batch=record.batch, state="DONE", revision=revision, topics=_topics(record))
+
+
+def _topics(record: _Publication) -> list[str]:
+    return sorted({append.topic for append in record.appends})

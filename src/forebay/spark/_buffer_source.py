@@ -45,7 +45,7 @@ from forebay.formats.buffer_manifest import Entry, Manifest
 from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._columns import arrow_schema, exact
 from forebay.spark._errors import DataLossFound, with_hints
-from forebay.spark._options import BUFFER_READ, Options
+from forebay.spark._options import BUFFER_READ, Options, is_number
 
 __all__ = ["BUFFER_SCHEMA", "BufferBatchReader", "BufferOptions", "BufferStreamReader"]
 
@@ -121,8 +121,8 @@ class BufferOptions:
 def _sequence(text: str, option: str, *, earliest: int | None, latest: int | None) -> int | None:
     if text.lower() in ("earliest", "latest"):
         return earliest if text.lower() == "earliest" else latest
-    if not text.isdecimal():
-        raise UsageError(f"{option} is {text!r}", hint="earliest, latest or a sequence")
+    if not is_number(text):
+        raise UsageError(f"{option} is {text[:200]!r}", hint="earliest, latest or a sequence")
     return int(text)
 
 

@@ -58,6 +58,8 @@ BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """Largest batch, unless a single record is larger."""
 BATCH_ROWS_MAX: Final = 65_536
 """Most records of one batch."""
+TIME_MS_MAX: Final = (2**63 - 1) // 1000
+"""Latest time, and earliest with a minus before it, that Spark's microseconds can hold."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -175,8 +177,14 @@ def _times(run: Sequence[FetchedBatch], kind: pa.DataType) -> pa.Array:
         else each.batch.timestamps_ms
         for each in run
     ]
-    times = (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.int64, copy=False) * 1000
-    return pa.Array.from_buffers(kind, len(times), [None, pa.py_buffer(times)])
+    millis = (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.int64, copy=False)
+    times = millis * 1000
+    # A producer may give any number. What Spark's microseconds cannot hold has no time, not another one.
+    validity = None
+    if int(millis.max()) > TIME_MS_MAX or int(millis.min()) < -TIME_MS_MAX:
+        inside = (millis <= TIME_MS_MAX) & (millis >= -TIME_MS_MAX)
+        validity = pa.py_buffer(np.packbits(inside, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(times), [validity, pa.py_buffer(times)])
 
 
 async def fused(batches: AsyncIterator[FetchedBatch]) -> AsyncIterator[list[FetchedBatch]]:

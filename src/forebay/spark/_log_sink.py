@@ -36,7 +36,7 @@ from pyspark.sql.types import StructType
 
 from forebay.errors import ForebayError, UsageError
 from forebay.formats.bytes_batch import HEADERS_TYPE, BytesBatch, Codec
-from forebay.log import AppendGroup, Catalog, Publications, StagedAppend, stage
+from forebay.log import AppendGroup, Catalog, Publications, Published, StagedAppend, stage
 from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._errors import with_hints
 from forebay.spark._options import WRITE, Options
@@ -268,12 +268,23 @@ class _Writing:
         )
         appends = [append for message in staged for append in message.appends]
         with with_hints():
-            opened.run(publications.publish(staged[0].name, batch, appends))
+            published = opened.run(publications.publish(staged[0].name, batch, appends))
+            self._check_topics(appends, published)
             opened.run(opened.bay.writer.materialize_idle(idle_ms=0))
         if forget:
             # It is published whatever becomes of this: a record that stays takes up room and does no harm.
             with contextlib.suppress(ForebayError):
                 opened.run(publications.forget(staged[0].name))
+
+    def _check_topics(self, appends: Sequence[StagedAppend], published: Published) -> None:
+        """Raise where a write was taken for a repetition of one that went elsewhere."""
+        elsewhere = {append.topic for append in appends} - set(published.topics)
+        if self.options.write_id is not None and published.topics and elsewhere:
+            raise UsageError(
+                f"writeId {self.options.write_id!r} is that of a write into {', '.join(published.topics)}; "
+                f"nothing was written into {', '.join(sorted(elsewhere))}",
+                hint="a writeId names one write in all of the deployment: choose another for this one",
+            )
 
 
 class LogBatchWriter(_Writing, DataSourceArrowWriter):

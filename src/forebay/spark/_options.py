@@ -19,7 +19,7 @@ from forebay.kit.limits import parse_bytes
 from forebay.spark._clients import Deployment
 from forebay.spark._offsets import Offsets, TopicPartition, parse_assignment, parse_positions
 
-__all__ = ["ENGINES", "Engine", "LogOptions", "Options", "Start"]
+__all__ = ["ENGINES", "Engine", "LogOptions", "Options", "Start", "is_number"]
 
 Engine = Literal["log", "buffer", "stream", "quiver"]
 ENGINES: Final[tuple[Engine, ...]] = ("log", "buffer", "stream", "quiver")
@@ -73,6 +73,8 @@ WRITE: Final[Mapping[Engine, tuple[str, ...]]] = {
     "buffer": ("manifest", "prefix", "compression", "writeId", "onUnknown"),
 }
 
+DIGITS_MAX: Final = 18
+"""Digits of a number among the options: any such fits into 64 bits."""
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -101,7 +103,13 @@ class Options:
         return Deployment(_absolute(path), _absolute(self.text("coordinator", "")) or None)
 
     def check(self, known: tuple[str, ...]) -> None:
-        """Raise for an option that this engine does not know."""
+        """Raise for an option that this engine does not know, or where there is none at all."""
+        if not self._given:
+            raise UsageError(
+                "no option is given",
+                hint='.option("path", ...). Spark hands on no options of a table in its catalog: use '
+                "`create temporary view ... using forebay options (...)`",
+            )
         names = {name.lower(): name for name in (*COMMON, *SPARKS_OWN, *known)}
         for name in self._given:
             if name not in names:
@@ -141,21 +149,26 @@ class Options:
         value = self.given(name)
         if value is None:
             return None
-        if not value.isdecimal() or int(value) < 1:
-            raise UsageError(f"{name} is {value!r}", hint="a whole number from 1 on")
+        if not is_number(value) or int(value) < 1:
+            raise UsageError(f"{name} is {value[:200]!r}", hint="a whole number from 1 on")
         return int(value)
 
     def moment(self, name: str) -> int | None:
         """Milliseconds since 1970, or None."""
         value = self.given(name)
-        if value is not None and not value.isdecimal():
-            raise UsageError(f"{name} is {value!r}", hint="milliseconds since 1970")
+        if value is not None and not is_number(value):
+            raise UsageError(f"{name} is {value[:200]!r}", hint="milliseconds since 1970")
         return None if value is None else int(value)
 
     def size(self, name: str) -> int | None:
         """Bytes, such as 1000000 or 64MiB, or None."""
         value = self.given(name)
         return None if value is None else parse_bytes(value)
+
+
+def is_number(text: str) -> bool:
+    """Whether it is a whole number of 64 bits from 0 on."""
+    return text.isdecimal() and len(text) <= DIGITS_MAX
 
 
 def _absolute(location: str) -> str:

@@ -30,7 +30,7 @@ from forebay.formats.osiris_entry import decode_records
 from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._columns import BATCH_BYTES, BATCH_ROWS_MAX, arrow_schema, exact
 from forebay.spark._errors import DataLossFound, with_hints
-from forebay.spark._options import STREAM_READ, Options
+from forebay.spark._options import STREAM_READ, Options, is_number
 from forebay.stream import Overtaken, Spec, StreamReader
 
 __all__ = ["STREAM_SCHEMA", "StreamBatchReader", "StreamOptions", "StreamStreamReader"]
@@ -89,8 +89,8 @@ class StreamOptions:
 def _offset(text: str, option: str, words: dict[str, int | None]) -> int | None:
     if text.lower() in words:
         return words[text.lower()]
-    if not text.isdecimal():
-        raise UsageError(f"{option} is {text!r}", hint=f"{' or '.join(words)} or an offset")
+    if not is_number(text):
+        raise UsageError(f"{option} is {text[:200]!r}", hint=f"{' or '.join(words)} or an offset")
     return int(text)
 
 
