@@ -165,8 +165,11 @@ def test_a_batch_of_a_queue_that_is_not_there_or_not_that_long_is_no_empty_one(t
     produce(tmp_path / "queue", [b"a"])
     with pytest.raises(NotFound, match="typo/manifest"):
         batch(tmp_path / "queue", manifest="typo/manifest").partitions()
-    with pytest.raises(NotFound, match="ingest/manifest"):
+    with pytest.raises(UsageError, match="there is no directory"):
         batch(tmp_path / "typo").partitions()
+    with pytest.raises(UsageError, match="there is no directory"):
+        stream(tmp_path / "typo").initialOffset()
+    assert stream(tmp_path).initialOffset() == {"sequence": 0}, "one that has no queue yet is waited for"
     assert not (tmp_path / "typo").exists()
     with pytest.raises(DataLossFound, match="has only reached 1"):
         batch(tmp_path / "queue", startingOffsets=9).partitions()

@@ -163,7 +163,7 @@ class _Reading:
 
     @property
     def _client(self) -> Client:
-        return client(self.options.deployment)
+        return client(self.options.deployment, reading=True)
 
     def _manifest(self) -> Manifest:
         return self._client.run(self._client.buffer(self.options.config).manifest())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -10,8 +12,8 @@ import pytest
 from tests.spark.export.bed import KINDS, Bed, order
 
 import forebay
-from forebay.errors import LimitExceeded, UsageError
-from forebay.spark.export import TargetSpec, _exporter, export
+from forebay.errors import FormatError, LimitExceeded, Unavailable, UsageError
+from forebay.spark.export import ExportReport, TargetSpec, _exporter, export, export_forever
 from forebay.spark.export._types import choose, grown
 
 PLACE = pa.struct([("city", pa.string())])
@@ -137,3 +139,44 @@ def test_another_dead_letter_topic_takes_over(bed: Bed) -> None:
     assert export(bed.config(dead_letter="topic:second")).dead_letters == 1
     assert [row["value"] for row in bed.read_topic("second")] == [b"{worse"]
     assert len(bed.read_topic("first")) == 5
+
+
+def test_a_delta_table_that_cannot_be_reached_is_waited_for(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import deltalake
+
+    bed.send([order(1)])
+    export(bed.config())
+    table, left = deltalake.DeltaTable, 2
+
+    def refused(*given: Any, **more: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError("Generic S3 error\n  \x1b[31m\u21b3\x1b[0m HTTP error")
+        return table(*given, **more)
+
+    monkeypatch.setattr(deltalake, "DeltaTable", refused)
+    with pytest.raises(Unavailable, match=r"Generic S3 error \u21b3 HTTP error$"):
+        export(bed.config())
+    bed.send([order(2)])
+    stop, rows = threading.Event(), 0
+
+    def heard(report: ExportReport) -> None:
+        nonlocal rows
+        rows += report.rows
+        stop.set()
+
+    export_forever(bed.config(), interval_s=0.1, stop=stop, each=heard)
+    assert rows == 1 and left < 0
+
+
+def test_a_delta_log_that_is_damaged_is_named(bed: Bed) -> None:
+    bed.send([order(1)])
+    export(bed.config())
+    entry = max(Path(bed.target("delta").location).glob("_delta_log/*.json"))
+    entry.write_text("garbage{")
+    with pytest.raises(FormatError, match="no Delta table that can be read: ") as caught:
+        export(bed.config())
+    assert "<unknown>" not in caught.value.message

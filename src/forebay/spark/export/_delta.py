@@ -10,15 +10,17 @@ unset on such a table: it would make it forget.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import pyarrow as pa
 
-from forebay.errors import Unsupported, UsageError
+from forebay.errors import FormatError, Unavailable, Unsupported, UsageError
 from forebay.spark.export._clients import clients
 from forebay.spark.export._errors import CommitConflict, CommitUnknown
 from forebay.spark.export._tables import Commit, Handle, Table
@@ -26,6 +28,9 @@ from forebay.spark.export._tables import Commit, Handle, Table
 __all__ = ["DeltaLake", "storage_of"]
 
 RETENTION = "delta.setTransactionRetentionDuration"
+MESSAGE_CHARS_MAX = 500
+"""Longest message of delta-rs that is passed on."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class DeltaLake(Table):
@@ -55,10 +60,12 @@ class DeltaLake(Table):
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
-        try:
-            return DeltaHandle(DeltaTable(self._uri, storage_options=self._options), self._name)
-        except TableNotFoundError:
-            return None
+        with _in_our_words(self._uri):
+            try:
+                found = DeltaTable(self._uri, storage_options=self._options)
+            except TableNotFoundError:
+                return None
+        return DeltaHandle(found, self._name)
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         """Write version 0, unless it is there."""
@@ -67,14 +74,15 @@ class DeltaLake(Table):
 
         if "://" not in self._uri:
             Path(self._uri).mkdir(parents=True, exist_ok=True)
-        create_table_with_add_actions(
-            self._uri,
-            Schema.from_arrow(schema),
-            [],
-            mode="ignore",
-            partition_by=list(partition_by),
-            storage_options=self._options,
-        )
+        with _in_our_words(self._uri):
+            create_table_with_add_actions(
+                self._uri,
+                Schema.from_arrow(schema),
+                [],
+                mode="ignore",
+                partition_by=list(partition_by),
+                storage_options=self._options,
+            )
 
 
 class DeltaHandle(Handle):
@@ -125,10 +133,10 @@ class DeltaHandle(Handle):
         except CommitFailedError as error:
             raise CommitConflict(self._table.table_uri, str(error)) from error
         except OSError as error:
-            raise CommitUnknown(f"commit to {self._table.table_uri}", reason=str(error)) from error
+            raise CommitUnknown(f"commit to {self._table.table_uri}", reason=_line(error)) from error
         except Exception as error:
             if "deltalake" in type(error).__module__:
-                raise CommitUnknown(f"commit to {self._table.table_uri}", reason=str(error)) from error
+                raise CommitUnknown(f"commit to {self._table.table_uri}", reason=_line(error)) from error
             raise
         return str(self._table.version() + 1)
 
@@ -141,13 +149,36 @@ class DeltaHandle(Handle):
         try:
             self._table.alter.add_columns(added)
         except (CommitFailedError, DeltaError) as error:
-            raise CommitConflict(self._table.table_uri, str(error)) from error
+            raise CommitConflict(self._table.table_uri, _line(error)) from error
+        except OSError as error:
+            raise CommitUnknown(f"new columns of {self._table.table_uri}", reason=_line(error)) from error
 
     def live_files(self) -> dict[str, int]:
         """The add actions of this version."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
         names = [unquote(path) for path in actions.column("path").to_pylist()]
         return dict(zip(names, actions.column("num_records").to_pylist(), strict=True))
+
+
+@contextlib.contextmanager
+def _in_our_words(uri: str) -> Iterator[None]:
+    """A store that cannot be reached is waited for by a continuous export; a log that is damaged is not."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(f"{uri}: {_line(error)}", hint="check the endpoint and that it is up") from error
+    except DeltaError as error:
+        raise FormatError(
+            f"{uri} is no Delta table that can be read: {_line(error)}", hint="restore its _delta_log"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    """What delta-rs says, as one line without colours and without its own call stack."""
+    text = _COLOURS.sub("", str(error)).partition("   0: ")[0]
+    return " ".join(text.split())[:MESSAGE_CHARS_MAX]
 
 
 def _arrow_schema(table: Any) -> pa.Schema:
