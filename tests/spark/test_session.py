@@ -99,6 +99,20 @@ def test_cores_that_are_no_number_are_refused(cores: Any) -> None:
         forebay.spark.session(cores=cores)
 
 
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a container whose user has no home."""
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(_session, "find_java", lambda: _java.Java(tmp_path, 17, "17.0.1"))
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_CONF_DIR", "SPARK_REMOTE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FOREBAY_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="file/spark cannot be written") as caught:
+        forebay.spark.session()
+    assert "FOREBAY_CACHE_DIR" in caught.value.hint
+
+
 def test_a_setting_that_spark_would_ignore_is_refused() -> None:
     with pytest.raises(UsageError, match="no setting 'master'") as caught:
         forebay.spark.session(master="spark://host:7077")

@@ -132,10 +132,16 @@ def session(
     if active is None and (not remote or remote.startswith("local")):
         submitted = _submitted()
         master = chosen.get("spark.master") or submitted.get("spark.master", "local")
-        java = find_java()
-        _prepare_environment(java, is_local=master.startswith("local"))
-        if not remote:
-            chosen = _settings(cores, java, fast_start, master) | submitted | chosen
+        try:
+            java = find_java()
+            _prepare_environment(java, is_local=master.startswith("local"))
+            if not remote:
+                chosen = _settings(cores, java, fast_start, master) | submitted | chosen
+        except OSError as error:
+            raise UsageError(
+                f"the cache in {cache_directory()} cannot be written: {error.strerror}",
+                hint="FOREBAY_CACHE_DIR names another directory",
+            ) from error
     builder = SparkSession.builder.appName(app)
     if remote:
         builder = builder.remote(remote)
