@@ -91,12 +91,13 @@ def test_a_runner_that_forgets_a_task_is_noticed(bed: Bed, spark: SparkSession) 
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_four_executors_give_the_same_table_bit_for_bit(bed: Bed, java: None) -> None:
     bed.fill(400, appends=20)
     bed.send([b"{bad"])
     root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-m", "tests.spark.export.spark_workers", str(bed.directory), "cluster"]
-    subprocess.run(command, cwd=root, check=True, timeout=280, stderr=subprocess.DEVNULL)
+    subprocess.run(command, cwd=root, check=True, timeout=1500, stderr=subprocess.DEVNULL)
     export(bed.config(table="here", dead_letter="topic:dead_here"))
     keys = [("_partition", "ascending"), ("_offset", "ascending")]
     assert bed.rows(table="cluster").sort_by(keys).equals(bed.rows(table="here").sort_by(keys))

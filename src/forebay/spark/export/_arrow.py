@@ -6,6 +6,8 @@ follows a wrong one ends the process; so every table is checked before anything 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import pyarrow as pa
 
@@ -53,14 +55,19 @@ class ArrowDecoder:
 def _checked(table: pa.Table) -> pa.Table:
     """The table; raises where it is damaged, or has a column that no table of any format has."""
     table.validate(full=True)
-    names = table.schema.names
-    if len(set(names)) < len(names):
-        raise pa.ArrowInvalid(f"several columns have the same name: {names}")
-    for each in table.schema:
+    _check(table.schema)
+    return table
+
+
+@lru_cache(maxsize=256)
+def _check(schema: pa.Schema) -> None:
+    """Most records of a topic have the same schema."""
+    if len(set(schema.names)) < len(schema.names):
+        raise pa.ArrowInvalid(f"several columns have the same name: {schema.names}")
+    for each in schema:
         table_type(each.type)
         if depth_of(each.type) >= NESTING_MAX:
             raise pa.ArrowInvalid(f"column {each.name!r} is nested more than {NESTING_MAX} deep")
-    return table
 
 
 def _tables(values: pa.BinaryArray) -> tuple[list[tuple[int, pa.Table]], list[tuple[int, str]]]:

@@ -134,8 +134,11 @@ def missing_columns(tables: Sequence[pa.Table], wanted: pa.Schema | None) -> See
     """Columns of the tables that `wanted` lacks, or has with fewer fields inside, with the types they were
     seen with; not those of which nothing is known yet."""
     found: Seen = {}
+    rows: dict[pa.Schema, int] = {}
     for table in tables:
-        for each in table.schema:
+        rows[table.schema] = rows.get(table.schema, 0) + table.num_rows
+    for schema, count in rows.items():
+        for each in schema:
             place = -1 if wanted is None else wanted.get_field_index(each.name)
             if wanted is None or place < 0:
                 is_new = not is_hollow(each.type)
@@ -143,7 +146,7 @@ def missing_columns(tables: Sequence[pa.Table], wanted: pa.Schema | None) -> See
                 known = wanted.field(place).type
                 is_new = pa.types.is_nested(known) and grown(known, each.type) != known
             if is_new:
-                add_seen(found, {each.name: {each.type: table.num_rows}})
+                add_seen(found, {each.name: {each.type: count}})
     return found
 
 
