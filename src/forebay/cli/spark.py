@@ -230,7 +230,7 @@ def _print(report: ExportReport, config: ExportConfig) -> None:
         out.line(f"new columns: {', '.join(report.added_columns)}")
     if report.ignored_columns:
         left_out = ", ".join(report.ignored_columns)
-        out.line(f"left out, taken by a column that differs in case or has no such field: {left_out}")
+        out.line(f"left out, for a column has the name, if in another case: {left_out}")
 
 
 def _job_place(deployment: Deployment) -> Place:

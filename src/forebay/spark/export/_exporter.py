@@ -76,7 +76,7 @@ class ExportReport:
     """Positions by lane that were gone before they were exported."""
     added_columns: list[str] = field(default_factory=list)
     ignored_columns: list[str] = field(default_factory=list)
-    """Left out: what differs from a column only in case, and fields that a column has no place for."""
+    """Left out: what differs from a column only in case, or has the name of one of ours."""
     positions: dict[str, int] = field(default_factory=dict)
     """Where every lane stands now."""
     version: str = ""
