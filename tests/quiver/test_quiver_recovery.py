@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import errno
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -271,13 +272,26 @@ async def test_second_process_or_instance_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DirectoryInUse) as caught:
             await Quiver(tmp_path / "q").open()
         assert caught.value.hint
+        assert str(tmp_path / "q") in caught.value.message
     async with Quiver(tmp_path / "q"):
         pass
 
 
-async def test_read_only_directory_fails_at_open(tmp_path: Path) -> None:
-    with pytest.raises(ForebayError):
-        await Quiver(tmp_path / "missing" / "q").open()
+async def test_missing_directory_above_fails_at_open_and_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "missing" / "q"
+    with pytest.raises(Unavailable, match=re.escape(f"opening the directory ({place}): No such file")):
+        await Quiver(place).open()
+
+
+@pytest.mark.parametrize("operation", ["mkdir", "lock"])
+def test_read_only_directory_fails_at_open(operation: str) -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        disk.faults.append((operation, "", errno.EROFS))
+        with pytest.raises(AccessDenied, match="opening the directory") as caught:
+            await store(world, disk).open()
+        assert "writable" in caught.value.hint
+
+    simulate(scenario)
 
 
 # The crash matrix.

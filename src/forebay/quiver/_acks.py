@@ -7,7 +7,8 @@ segment is ever deleted whose WAL entries could be replayed.
 
 **Checkpoint.** It names the newest log file, not the end of it: records that are replayed twice do no harm,
 and nobody has to stop for it. Two checkpoints are kept; log files go when the older of them needs them no
-more, so a damaged newest one costs a longer replay and nothing else.
+more, so a damaged newest one costs a longer replay and nothing else. A registration gets one at once: damage
+to its record alone would leave a subscriber that nobody knows of, and what it had not had would be swept.
 
 **Full disk.** The beginning of a log file is allocated before it is used, so that subscribers can go on, and
 with them deletion, when nothing else can be written.
@@ -15,9 +16,12 @@ with them deletion, when nothing else can be written.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from forebay.errors import ForebayError
 from forebay.formats import quiver_ack
 from forebay.formats.quiver_ack import Finalized, Record
 from forebay.formats.quiver_frame import ACK_MAGIC
@@ -73,6 +77,7 @@ class Acks:
         self._checkpoint_bytes = 0
         self._next_checkpoint = 1
         self._checkpoint_at = clock.monotonic()
+        self._checkpointing = asyncio.Lock()
         self.state = state
         self.records_since_checkpoint = 0
         self.log = GroupLog(
@@ -128,6 +133,12 @@ class Acks:
         if problem is not None:
             raise problem
 
+    async def register(self, records: Sequence[Record]) -> None:
+        """As `commit`, and have a second copy in a checkpoint. Where none can be written the timer tries."""
+        await self.commit(records)
+        with contextlib.suppress(ForebayError):
+            await self.checkpoint()
+
     def finalized(self, record: Finalized) -> None:
         """Take note of a segment that is durable; its record follows with the next group."""
         self.state.apply(record)
@@ -162,8 +173,12 @@ class Acks:
 
     async def checkpoint(self) -> None:
         """Write the state down, and let go of what the previous checkpoint does not need."""
+        async with self._checkpointing:
+            await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
         generation = max(self.log.files, default=1)
-        self.records_since_checkpoint = 0
+        records = self.records_since_checkpoint
         data = quiver_ack.encode_checkpoint(self.state.checkpoint(generation))
         new = CheckpointFile(self._next_checkpoint, generation, len(data))
         self._next_checkpoint += 1
@@ -190,6 +205,7 @@ class Acks:
             await self._disk.run("segments", work)
         except OSError as error:
             raise from_os_error("writing a checkpoint", error) from error
+        self.records_since_checkpoint -= records
         self._checkpoints = keep
         self._checkpoint_bytes = sum(each.size for each in keep)
         self._checkpoint_at = self._clock.monotonic()

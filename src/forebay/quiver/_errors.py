@@ -9,6 +9,7 @@ UnknownSubscriber NotFound         no such subscriber is registered
 from __future__ import annotations
 
 import errno
+import os
 
 from forebay.errors import (
     AccessDenied,
@@ -70,9 +71,12 @@ class UnknownSubscriber(NotFound):
 
 def from_os_error(what: str, error: OSError) -> ForebayError:
     """An error of the file system in the words of the tree. It certainly did not happen."""
-    text = f"{what}: {error.strerror or error}"
+    where = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""
+    text = f"{what}{where}: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull(text, hint="free space on the disk; the store goes on by itself")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return AccessDenied(text, hint="the directory must be readable and writable")
+    if error.errno == errno.ENOENT:
+        return Unavailable(text, hint="make the directory above it first, or see who removed it")
     return Unavailable(text, hint="see to the disk")

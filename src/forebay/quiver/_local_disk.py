@@ -107,9 +107,9 @@ class LocalDisk:
         descriptor = os.open(self._root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
+        except OSError as error:
             os.close(descriptor)
-            raise
+            raise OSError(error.errno, error.strerror, str(self._root)) from None
         self._lock = descriptor
 
     def unlock(self) -> None:

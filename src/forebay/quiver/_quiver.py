@@ -119,7 +119,7 @@ class Quiver:
             self._disk.lock()
         except BlockingIOError as error:
             await self._disk.close()
-            raise DirectoryInUse("the directory") from error
+            raise DirectoryInUse(error.filename or "the directory") from error
         except OSError as error:
             await self._disk.close()
             raise from_os_error("opening the directory", error) from error
@@ -435,7 +435,7 @@ class Quiver:
                         actual=len(there) + 1,
                         hint="unregister those that nobody serves any more",
                     )
-                await self._acks.commit(self._registration(name, start))
+                await self._acks.register(self._registration(name, start))
 
     def _registration(self, name: str, start: str | int) -> list[Record]:
         oldest = min(self._segments, default=self._finalizer.next_segment)
