@@ -104,3 +104,41 @@ def test_resources_and_scopes_with_nothing_in_them_count_too(
     monkeypatch.setattr("forebay.dataflow._signals.REQUEST_GROUPS_MAX", 3)
     with pytest.raises(LimitExceeded, match="REQUEST_GROUPS_MAX"):
         count_items(SIGNALS["logs"], groups)
+
+
+def _inside(*fields: int, body: bytes) -> bytes:
+    """`body` in messages one in the other, the outermost first."""
+    for field in reversed(fields):
+        body = _varint(field << 3 | 2) + _varint(len(body)) + body
+    return body
+
+
+@pytest.mark.parametrize(
+    ("signal", "fields", "part"),
+    [
+        ("traces", (1, 2, 2), b"\x5a\x00"),  # events of one span
+        ("traces", (1, 2, 2), b"\x6a\x00"),  # links
+        ("metrics", (1, 2, 2, 5), b"\x0a\x00"),  # points of a gauge
+        ("metrics", (1, 2, 2, 7), b"\x0a\x00"),  # of a sum
+        ("metrics", (1, 2, 2, 9), b"\x0a\x00"),  # of a histogram
+        ("metrics", (1, 2, 2, 10), b"\x0a\x00"),  # of an exponential one
+        ("metrics", (1, 2, 2, 11), b"\x0a\x00"),  # of a summary
+        ("metrics", (1, 2, 2, 5, 1), b"\x2a\x00"),  # exemplars of one point
+        ("metrics", (1, 2, 2, 11, 1), b"\x32\x00"),  # quantiles
+    ],
+)
+def test_parts_of_an_item_that_take_two_bytes_each_are_bounded(
+    signal: str, fields: tuple[int, ...], part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.dataflow._signals.REQUEST_PARTS_MAX", 20)
+    # The point that quantiles or exemplars are in counts as well.
+    fit = 20 - (len(fields) == 5)
+    assert count_items(SIGNALS[signal], _inside(*fields, body=part * fit)) == 1
+    with pytest.raises(LimitExceeded, match="REQUEST_PARTS_MAX"):
+        count_items(SIGNALS[signal], _inside(*fields, body=part * (fit + 1)))
+
+
+def test_request_below_twice_the_bytes_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = _inside(1, 2, 2, 5, body=b"\x0a\x00" * 100)
+    monkeypatch.setattr("forebay.dataflow._signals._PARTS", {})
+    assert count_items(SIGNALS["metrics"], data) == 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import duckdb
 import grpc
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -30,7 +31,7 @@ from forebay.dataflow._grpc_exporter import join
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._otlp_exporter import OtlpExporter
 from forebay.dataflow._parcels import Parcel, Refused
-from forebay.dataflow._parquet import ParquetExporter, directory_of
+from forebay.dataflow._parquet import ParquetExporter, _remove_leftovers, directory_of
 from forebay.dataflow._settings import OtlpExporterSettings, ParquetSettings
 from forebay.dataflow._signals import SIGNALS, parse
 from forebay.errors import FormatError, OutcomeUnknown, Unavailable
@@ -207,8 +208,12 @@ def metrics_of_every_kind() -> bytes:
 
 
 def rows(signal: str, data: bytes) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = table_of(signal, list(rows_of(signal, data))).to_pylist()
+    found: list[dict[str, Any]] = table(signal, data).to_pylist()
     return found
+
+
+def table(signal: str, data: bytes) -> pa.Table:
+    return table_of(signal, [row for row, _ in rows_of(signal, parse(SIGNALS[signal], data))])
 
 
 def test_every_kind_of_metric_has_its_columns() -> None:
@@ -273,7 +278,7 @@ def test_a_key_that_comes_twice_does_not_spoil_the_file_for_duckdb(tmp_path: Pat
     for value in ("first", "last"):
         for each in owners:
             each.attributes.add(key="k").value.string_value = value
-    pq.write_table(table_of("traces", list(rows_of("traces", request.SerializeToString()))), tmp_path / "f")
+    pq.write_table(table("traces", request.SerializeToString()), tmp_path / "f")
     maps = "resource_attributes, attributes, events[1].attributes, links[1].attributes"
     query = f"select {maps} from read_parquet(?)"
     assert duckdb.execute(query, [str(tmp_path / "f")]).fetchall() == [({"k": "last"},) * 4]
@@ -312,9 +317,9 @@ def test_whatever_can_be_parsed_becomes_rows(signal: str, data: st.DataObject) -
         parse(SIGNALS[signal], bytes(damaged))
     except FormatError:
         return
-    table = table_of(signal, list(rows_of(signal, bytes(damaged))))
-    table.validate(full=True)
-    assert table.schema == SCHEMAS[signal]
+    found = table(signal, bytes(damaged))
+    found.validate(full=True)
+    assert found.schema == SCHEMAS[signal]
 
 
 # Parquet.
@@ -378,6 +383,37 @@ async def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     assert len(files(tmp_path)) == 1
 
 
+async def test_start_removes_what_a_crash_left_and_nothing_else(tmp_path: Path) -> None:
+    hour = tmp_path / directory_of("logs", 1_700_000_000_000)
+    hour.mkdir(parents=True)
+    kept = [hour / "store-1.parquet", hour / ".note.tmp", hour / "b.parquet.tmp", tmp_path / ".c.parquet.tmp"]
+    for each in (*kept, hour / ".store-2.parquet.tmp", hour / ".store-3.parquet.tmp"):
+        each.write_bytes(b"PAR1")
+    (hour / ".directory.parquet.tmp").mkdir()
+    async with writing(tmp_path):
+        pass
+    assert sorted(each for each in tmp_path.rglob("*") if each.is_file()) == sorted(kept)
+
+
+async def test_writer_whose_file_is_taken_for_a_leftover_writes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        # Another process starts on the same path, after all was written and before the file has its name.
+        monkeypatch.setattr(os, "fsync", synced)
+        _remove_leftovers(tmp_path)
+        synced(descriptor)
+
+    async with writing(tmp_path) as exporter:
+        monkeypatch.setattr(os, "fsync", fsync)
+        with pytest.raises(Unavailable):
+            await exporter.take(parcel("logs", logs("a")))
+        await exporter.take(parcel("logs", logs("a")))
+    assert [row["body"] for row in parquet_rows(tmp_path, "logs")] == ["a"]
+
+
 async def test_rows_are_written_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.dataflow._parquet.ROW_GROUP_ROWS", 10)
     async with writing(tmp_path, "none") as exporter:
@@ -385,6 +421,50 @@ async def test_rows_are_written_in_groups(tmp_path: Path, monkeypatch: pytest.Mo
     [name] = files(tmp_path)
     file = pq.ParquetFile(tmp_path / name)
     assert [file.metadata.row_group(each).num_rows for each in range(file.num_row_groups)] == [10, 10, 7]
+
+
+def with_large_resource(signal: str, count: int) -> bytes:
+    """`count` items under a resource of 1,000 bytes, and metrics that have a description of as many."""
+    request: Any = SIGNALS[signal].request()
+    outer, inner, items = SIGNALS[signal].levels
+    resource = getattr(request, outer).add()
+    resource.resource.attributes.add(key="k").value.string_value = "x" * 1_000
+    scope = getattr(resource, inner).add()
+    if signal == "metrics":
+        metric = scope.metrics.add(name="m", description="d" * 1_000)
+        for _ in range(count):
+            metric.gauge.data_points.add()
+    else:
+        for _ in range(count):
+            getattr(scope, items).add()
+    return bytes(request.SerializeToString())
+
+
+@pytest.mark.parametrize(("signal", "rows"), [("traces", 4), ("logs", 4), ("metrics", 2)])
+async def test_what_rows_share_counts_for_each_of_them_in_a_group(
+    signal: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.dataflow._parquet.ROW_GROUP_BYTES", 5_000)
+    async with writing(tmp_path, "none") as exporter:
+        await exporter.take(parcel(signal, with_large_resource(signal, 40)))
+    [name] = files(tmp_path)
+    file = pq.ParquetFile(tmp_path / name)
+    sizes = [file.metadata.row_group(each).num_rows for each in range(file.num_row_groups)]
+    assert sum(sizes) == 40
+    assert max(sizes) == rows
+
+
+@pytest.mark.parametrize("signal", sorted(SIGNALS))
+async def test_request_that_would_become_far_larger_is_refused_and_the_rest_is_written(
+    signal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.dataflow._parquet.REPEATED_BYTES_MAX", 30_000)
+    good, bad = with_large_resource(signal, 10), with_large_resource(signal, 40)
+    async with writing(tmp_path) as exporter:
+        with pytest.raises(Refused, match="too large for so many rows") as caught:
+            await exporter.take(parcel(signal, good, bad, good))
+    assert caught.value.items == (1 if signal == "metrics" else 40)
+    assert len(parquet_rows(tmp_path, signal)) == 20
 
 
 async def test_parcels_without_a_name_get_files_of_their_own(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ import grpc.aio
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._parcels import Bytes, Parcel, Refused
 from forebay.dataflow._settings import OtlpExporterSettings
-from forebay.dataflow._signals import SIGNALS, Signal, count_items
+from forebay.dataflow._signals import SIGNALS, Signal, items_in, parse
 from forebay.errors import OutcomeUnknown, Unavailable
 
 __all__ = ["GrpcExporter", "join"]
@@ -120,7 +120,7 @@ class GrpcExporter(ABC):
         except Refused as error:
             problems = [error]
         if len(requests) == 1:
-            problems[0].items = count_items(signal, bytes(requests[0]))
+            problems[0].items = items_in(signal, parse(signal, bytes(requests[0])))
         else:
             problems = []
             half = len(requests) // 2

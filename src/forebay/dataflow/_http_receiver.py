@@ -115,7 +115,8 @@ class HttpReceiver:
 
 def _request_of(signal: Signal, body: bytes) -> tuple[bytes, int]:
     message = message_from_json(signal, body)
-    return message.SerializeToString(), check_count(signal, message)
+    request = message.SerializeToString()
+    return request, check_count(signal, message, len(request))
 
 
 def inflate(data: bytes, window: int, size_max: int) -> bytes:

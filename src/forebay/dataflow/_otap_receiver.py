@@ -21,6 +21,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -121,8 +122,9 @@ class OtapReceiver:
             tables = streams.read(batch)
             try:
                 messages = decode(signal.name, tables, most)
-                items = sum(check_count(signal, each) for each in messages)
-                return [each.SerializeToString() for each in messages], items
+                requests = [each.SerializeToString() for each in messages]
+                sizes = map(len, requests)
+                return requests, sum(map(partial(check_count, signal), messages, sizes))
             except Exception as error:
                 # The tables were read: the stream is sound, whatever is in them.
                 return error

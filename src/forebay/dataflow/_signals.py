@@ -8,11 +8,14 @@ has repeated fields is closed under concatenation.
 
 Bounds: the receiver limits the bytes, protobuf the nesting (100 levels), `REQUEST_ITEMS_MAX` the records,
 `REQUEST_GROUPS_MAX` what they lie in: a resource without anything in it takes two bytes to send and a turn of
-a Python loop to count.
+a Python loop to count. `REQUEST_PARTS_MAX` is about what lies in them: an event of a span takes two bytes as
+well, and hundreds where it is decoded into columns, long after its sender was told that it is safe. No part
+is shorter, so that requests up to twice as many bytes need no look.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,12 +35,27 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from forebay.errors import FormatError, LimitExceeded
 
-__all__ = ["REQUEST_GROUPS_MAX", "REQUEST_ITEMS_MAX", "SIGNALS", "Signal", "count_items", "parse"]
+__all__ = [
+    "REQUEST_GROUPS_MAX",
+    "REQUEST_ITEMS_MAX",
+    "REQUEST_PARTS_MAX",
+    "SIGNALS",
+    "Signal",
+    "check_count",
+    "count_items",
+    "items_in",
+    "parse",
+]
 
 REQUEST_ITEMS_MAX: Final = 250_000
 """Most spans, log records or metrics in one request."""
 REQUEST_GROUPS_MAX: Final = 50_000
 """Most resources in one request, and most scopes in all of them."""
+REQUEST_PARTS_MAX: Final = 250_000
+"""Most data points of metrics in one request, with their exemplars and quantiles; most events and links of
+spans."""
+_PART_BYTES: Final = 2
+"""Of the shortest part: a tag, and a length of 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +125,63 @@ def parse(signal: Signal, data: bytes) -> Any:
         ) from error
 
 
+def items_in(signal: Signal, message: Any) -> int:
+    """The number of spans, log records or metrics."""
+    return sum(len(getattr(scope, signal.levels[2])) for scope in _scopes(signal, message))
+
+
 def count_items(signal: Signal, data: bytes) -> int:
     """Check a request and count what is in it. Raises `FormatError` and `LimitExceeded`."""
-    return check_count(signal, parse(signal, data))
+    return check_count(signal, parse(signal, data), len(data))
 
 
-def check_count(signal: Signal, message: Any) -> int:
-    """The number of spans, log records or metrics. Raises `LimitExceeded`."""
-    outer, inner, last = signal.levels
+def check_count(signal: Signal, message: Any, size: int) -> int:
+    """The number of spans, log records or metrics in a message of `size` bytes. Raises `LimitExceeded`."""
+    outer, inner, _ = signal.levels
     resources = getattr(message, outer)
     _check("REQUEST_GROUPS_MAX", REQUEST_GROUPS_MAX, len(resources))
     scopes = sum(len(getattr(each, inner)) for each in resources)
     _check("REQUEST_GROUPS_MAX", REQUEST_GROUPS_MAX, scopes)
-    items = sum(len(getattr(scope, last)) for each in resources for scope in getattr(each, inner))
+    items = items_in(signal, message)
     _check("REQUEST_ITEMS_MAX", REQUEST_ITEMS_MAX, items)
+    if size > _PART_BYTES * REQUEST_PARTS_MAX:
+        _check("REQUEST_PARTS_MAX", REQUEST_PARTS_MAX, _PARTS[signal.name](message))
     return items
+
+
+def _scopes(signal: Signal, message: Any) -> Iterator[Any]:
+    outer, inner, _ = signal.levels
+    return (scope for each in getattr(message, outer) for scope in getattr(each, inner))
+
+
+def _span_parts(message: Any) -> int:
+    return sum(
+        len(span.events) + len(span.links)
+        for scope in _scopes(SIGNALS["traces"], message)
+        for span in scope.spans
+    )
+
+
+def _metric_parts(message: Any) -> int:
+    total = 0
+    for scope in _scopes(SIGNALS["metrics"], message):
+        for metric in scope.metrics:
+            kind = metric.WhichOneof("data")
+            if kind is None:
+                continue
+            points = getattr(metric, kind).data_points
+            total += len(points)
+            inner = "quantile_values" if kind == "summary" else "exemplars"
+            if len(points) <= REQUEST_PARTS_MAX:
+                total += sum(len(getattr(point, inner)) for point in points)
+    return total
+
+
+_PARTS: Final[dict[str, Callable[[Any], int]]] = {
+    "traces": _span_parts,
+    "metrics": _metric_parts,
+    "logs": lambda _: 0,
+}
 
 
 def _check(name: str, limit: int, actual: int) -> None:
