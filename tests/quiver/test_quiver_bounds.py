@@ -14,6 +14,7 @@ from tests.quiver.sim_disk import SimDisk
 from forebay.errors import AccessDenied, ForebayError, StorageFull, Unavailable
 from forebay.formats import quiver_segment
 from forebay.quiver import _finalizer
+from forebay.quiver._ack_state import Subscriber
 from forebay.testing.world import World
 
 SLOW = dataclasses.replace(SMALL, segment_open_ms=86_400_000, maintenance_interval_ms=3_600_000)
@@ -266,8 +267,41 @@ def test_segments_kept_mapped_have_a_bound_and_so_has_what_is_known_of_retries()
                 assert each is not None
                 await each.nack()
             desk = deliveries._desks["a"]
-            assert (len(desk.claims), len(desk.waiting)) == (4, 6)
+            assert (len(desk.claims), len(desk.attempts), len(desk.later), len(desk.ready)) == (4, 6, 6, 0)
+            await world.clock().sleep(61)
+            assert await drain(quiver, "a", timeout_s=0) == list(range(40))
+            assert (len(desk.claims), len(desk.attempts), len(desk.later), len(desk.ready)) == (0, 0, 0, 0)
 
+    simulate(scenario)
+
+
+def test_step_of_a_delivery_does_not_look_at_all_that_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(SLOW, retry_base_ms=60_000, retry_cap_ms=60_000)
+    looks = 0
+
+    class Watched(Subscriber):
+        def is_resolved(self, segment: int) -> bool:
+            nonlocal looks
+            looks += 1
+            return super().is_resolved(segment)
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        nonlocal looks
+        async with store(world, disk, config) as quiver:
+            await quiver.register("a")
+            for number in range(200):
+                await quiver.ingest(batch(number, 1))
+                await quiver.flush()
+            counts = []
+            for _ in range(200):
+                looks = 0
+                delivery = await quiver.next("a", 0)
+                counts.append(looks)
+                assert delivery is not None
+                await delivery.nack()
+            assert max(counts) == max(counts[:10]) > 0
+
+    monkeypatch.setattr("forebay.quiver._ack_state.Subscriber", Watched)
     simulate(scenario)
 
 

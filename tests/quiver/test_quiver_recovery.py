@@ -283,17 +283,6 @@ async def test_missing_directory_above_fails_at_open_and_is_named(tmp_path: Path
         await Quiver(place).open()
 
 
-@pytest.mark.parametrize("operation", ["mkdir", "lock"])
-def test_read_only_directory_fails_at_open(operation: str) -> None:
-    async def scenario(world: World, disk: SimDisk) -> None:
-        disk.faults.append((operation, "", errno.EROFS))
-        with pytest.raises(AccessDenied, match="opening the directory") as caught:
-            await store(world, disk).open()
-        assert "writable" in caught.value.hint
-
-    simulate(scenario)
-
-
 # The crash matrix.
 
 

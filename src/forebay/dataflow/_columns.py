@@ -302,8 +302,8 @@ def _metric_repeated(message: Any) -> Iterator[tuple[int, int]]:
 
 
 def _head_bytes(metric: Any) -> int:
-    size = len(metric.name) + len(metric.description) + len(metric.unit)
-    return size + sum(each.ByteSize() for each in metric.metadata)
+    size: int = sum(each.ByteSize() for each in metric.metadata)
+    return size + len(metric.name) + len(metric.description) + len(metric.unit)
 
 
 def _number(point: Any, monotonic: bool | None, temporality: str | None) -> Row:

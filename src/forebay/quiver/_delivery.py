@@ -2,7 +2,8 @@
 
 **Invariant.** A segment is delivered to a subscriber until a terminal outcome for it is durable, and never
 after. What is kept in memory per subscriber is bounded by what is claimed or waits for a retry; the backlog
-itself is a number, `fresh`, the next segment never handed out.
+itself is a number, `fresh`, the next segment never handed out. No step looks at all that waits: a hundred
+thousand segments that were refused once must not hold up everybody else in the event loop.
 
 **Active or not.** A subscriber becomes active by its first `next`, or by `activate`. `deactivate` pauses it:
 nothing is handed out, and everything it has not resolved stays pinned. One that was not active since the
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -50,11 +53,38 @@ class _Desk:
 
     fresh: int
     claims: dict[int, _Claim] = field(default_factory=dict)
-    waiting: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """When a segment may be tried again, and its attempts so far."""
+    """In the order in which they lapse: all leases are equally long."""
+    attempts: dict[int, int] = field(default_factory=dict)
+    """Attempts so far of each segment that waits for another: in one of the two heaps, not in both."""
+    later: list[tuple[float, int]] = field(default_factory=list)
+    """When a segment may be tried again."""
+    ready: list[int] = field(default_factory=list)
+    """Segments that may be tried now."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     is_active: bool = False
     is_paused: bool = False
+
+    def put_back(self, segment: int, attempt: int, at: float | None = None) -> None:
+        """Let it be tried again, now or from `at` on."""
+        self.attempts[segment] = attempt
+        if at is None:
+            heapq.heappush(self.ready, segment)
+        else:
+            heapq.heappush(self.later, (at, segment))
+        self.wake.set()
+
+    def look(self, now: float, is_wanted: Callable[[int], bool]) -> None:
+        """Make ready what lapsed or has waited; forget what nobody wants any more."""
+        while self.claims:
+            segment, claim = next(iter(self.claims.items()))
+            if claim.until > now:
+                break
+            del self.claims[segment]
+            self.put_back(segment, claim.attempt)
+        while self.later and self.later[0][0] <= now:
+            heapq.heappush(self.ready, heapq.heappop(self.later)[1])
+        while self.ready and not is_wanted(self.ready[0]):
+            del self.attempts[heapq.heappop(self.ready)]
 
 
 class Delivery:
@@ -227,24 +257,23 @@ class Deliveries:
     def _take(self, name: str, desk: _Desk) -> tuple[int, _Claim] | None:
         now = self._clock.monotonic()
         who = self._acks.state.subscribers[name]
-        for segment, claim in list(desk.claims.items()):
-            if claim.until <= now:
-                del desk.claims[segment]
-                desk.waiting[segment] = (now, claim.attempt)
-        for each in [each for each in desk.waiting if who.is_resolved(each) or each not in self._segments]:
-            del desk.waiting[each]
+
+        def is_wanted(segment: int) -> bool:
+            return segment in self._segments and not who.is_resolved(segment)
+
+        desk.look(now, is_wanted)
         last = self._acks.state.next_segment
-        while desk.fresh < last and (desk.fresh not in self._segments or who.is_resolved(desk.fresh)):
+        while desk.fresh < last and not is_wanted(desk.fresh):
             desk.fresh += 1
-        ready = [segment for segment, (at, _) in desk.waiting.items() if at <= now]
-        if desk.fresh < last:
-            ready.append(desk.fresh)
-        if not ready:
+        # What was handed out before is below what never was.
+        if desk.ready:
+            segment = heapq.heappop(desk.ready)
+        elif desk.fresh < last:
+            segment = desk.fresh
+            desk.fresh += 1
+        else:
             return None
-        segment = min(ready)
-        attempt = desk.waiting.pop(segment, (0.0, 0))[1] + 1
-        if segment == desk.fresh:
-            desk.fresh += 1
+        attempt = desk.attempts.pop(segment, 0) + 1
         claim = desk.claims[segment] = _Claim(now + self._config.lease_ms / 1000, attempt)
         return segment, claim
 
@@ -318,8 +347,8 @@ class Deliveries:
     async def _sleep(self, desk: _Desk, deadline: float | None, now: float) -> None:
         moments: list[float] = []
         if not desk.is_paused:
-            moments += [at for at, _ in desk.waiting.values()]
-            moments += [claim.until for claim in desk.claims.values()]
+            moments += [at for at, _ in desk.later[:1]]
+            moments += [claim.until for claim in itertools.islice(desk.claims.values(), 1)]
         if deadline is not None:
             moments.append(deadline)
         if not moments:
@@ -379,8 +408,7 @@ class Deliveries:
         desk = self._desks.get(name)
         if desk is not None and desk.claims.get(segment) is claim:
             del desk.claims[segment]
-            desk.waiting[segment] = (self._clock.monotonic(), claim.attempt)
-            desk.wake.set()
+            desk.put_back(segment, claim.attempt)
 
     def _defer(self, name: str, segment: int, claim: _Claim) -> None:
         desk = self._desks.get(name)
@@ -391,8 +419,7 @@ class Deliveries:
         ceiling = min(self._config.retry_cap_ms, self._config.retry_base_ms << min(claim.attempt - 1, 30))
         # Half of it at least, so that a destination that is down is not asked at once again.
         wait = self._random.uniform(ceiling / 2, ceiling) / 1000
-        desk.waiting[segment] = (self._clock.monotonic() + wait, claim.attempt)
-        desk.wake.set()
+        desk.put_back(segment, claim.attempt, self._clock.monotonic() + wait)
 
     async def _keep_dead(self, name: str, segment: int) -> None:
         """A copy for whoever wants to look at it; the oldest copies make room."""
