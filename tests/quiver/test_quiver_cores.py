@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
 import shutil
@@ -92,6 +93,41 @@ async def test_shards_of_cores_that_are_no_more_are_drained_and_removed(tmp_path
             assert core.adopted == []
     assert sorted(found) == sorted(expected)
     assert shards(tmp_path) == [f"core_{each}" for each in range(cores)]
+
+
+async def test_several_readers_of_adopted_shards_get_everything_and_no_error(tmp_path: Path) -> None:
+    config = dataclasses.replace(KEEP, size_cap_bytes=1 << 21)
+    for number in range(5):
+        async with QuiverCore(tmp_path, number, 5, config) as core:
+            await core.register("a")
+            for each in range(3):
+                await core.ingest(batch(number * 100 + each))
+                await core.flush()
+    found: list[int] = []
+
+    async def read(core: QuiverCore) -> None:
+        while (delivery := await core.next("a", 0.5)) is not None:
+            async with delivery:
+                found.extend(numbers(delivery))
+                await delivery.ack()
+
+    async with QuiverCore(tmp_path, 0, 1, config) as core:
+        others = [work(core) for work in (QuiverCore.maintain, QuiverCore.flush, QuiverCore.release_adopted)]
+        await asyncio.gather(*(read(core) for _ in range(4)), *others, core.register("b", "latest"))
+        await asyncio.gather(*(core.maintain() for _ in range(3)))
+        assert core.adopted == []
+    assert sorted(found) == [number * 100 + each for number in range(5) for each in range(3)]
+    assert shards(tmp_path) == ["core_0"]
+
+
+async def test_adopted_shards_are_released_by_several_at_once(tmp_path: Path) -> None:
+    for number in range(4):
+        async with QuiverCore(tmp_path, number, 4, KEEP):
+            pass
+    async with QuiverCore(tmp_path, 0, 1, KEEP) as core:
+        assert core.adopted == [1, 2, 3]
+        await asyncio.gather(*(core.release_adopted() for _ in range(3)), core.register("a"))
+        assert core.adopted == []
 
 
 async def test_adopted_shard_keeps_what_nobody_has_read_and_its_dead_letters(tmp_path: Path) -> None:

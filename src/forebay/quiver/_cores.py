@@ -22,14 +22,14 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
 
 import pyarrow as pa
 
-from forebay.errors import UsageError
+from forebay.errors import Closed, UsageError
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver._budget import CORES_MAX, Budget, OwnBudget, SharedBudget
@@ -184,14 +184,16 @@ class QuiverCore:
     async def register(self, name: str, start: str | int = "earliest") -> None:
         """Add a subscriber to this core, and to what it adopted."""
         await self.own.register(name, start)
-        for each in self._adopted.values():
-            await each.register(name, start if isinstance(start, str) else "earliest")
+        for number, each in self._present():
+            with self._unless_released(number):
+                await each.register(name, start if isinstance(start, str) else "earliest")
 
     async def unregister(self, name: str) -> bool:
         """Remove a subscriber from this core, and from what it adopted."""
         found = await self.own.unregister(name)
-        for each in self._adopted.values():
-            found = await each.unregister(name) or found
+        for number, each in self._present():
+            with self._unless_released(number):
+                found = await each.unregister(name) or found
         return found
 
     def activate(self, name: str) -> None:
@@ -211,9 +213,10 @@ class QuiverCore:
         """The next segment for a subscriber: adopted ones first, they are older."""
         deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
         while self._adopted:
-            for each in self._adopted.values():
-                if each.has_subscriber(name) and (found := await each.next(name, 0)) is not None:
-                    return found
+            for number, each in self._present():
+                with self._unless_released(number):
+                    if each.has_subscriber(name) and (found := await each.next(name, 0)) is not None:
+                        return found
             left = ADOPTED_POLL_S if deadline is None else deadline - self._clock.monotonic()
             if (found := await self.own.next(name, max(0.0, min(left, ADOPTED_POLL_S)))) is not None:
                 return found
@@ -225,24 +228,43 @@ class QuiverCore:
 
     async def flush(self) -> None:
         """Finalize what is open, here and in adopted shards."""
-        for each in (self.own, *self._adopted.values()):
-            await each.flush()
+        await self.own.flush()
+        for number, each in self._present():
+            with self._unless_released(number):
+                await each.flush()
 
     async def maintain(self) -> None:
         """One pass of cleanup, and the end of adopted shards that are empty."""
-        for each in (self.own, *self._adopted.values()):
-            await each.maintain()
+        await self.own.maintain()
+        for number, each in self._present():
+            with self._unless_released(number):
+                await each.maintain()
         await self.release_adopted()
 
     async def release_adopted(self) -> None:
         """Remove adopted shards whose data everybody has had. Without subscribers they stay."""
-        for number, each in list(self._adopted.items()):
+        for number, each in self._present():
             stats = each.stats()
             if stats.segments or stats.open_bytes:
                 continue
             del self._adopted[number]
             await each.close()
             self._remove(number)
+
+    def _present(self) -> Iterator[tuple[int, Quiver]]:
+        """The adopted shards, without those that another task releases in the meantime."""
+        for number in list(self._adopted):
+            if (each := self._adopted.get(number)) is not None:
+                yield number, each
+
+    @contextlib.contextmanager
+    def _unless_released(self, number: int) -> Iterator[None]:
+        """A shard that another task releases under our hands had nothing for anybody any more."""
+        try:
+            yield
+        except Closed:
+            if number in self._adopted:
+                raise
 
     def _remove(self, number: int) -> None:
         place, own = _shard(self._root, number), _shard(self._root, self._core)
@@ -255,8 +277,9 @@ class QuiverCore:
         sync_directory(place)
         shutil.rmtree(place)
         sync_directory(self._root)
-        budget = self._budgets.pop(number)
+        budget = self._budgets.pop(number, None)  # none where the core was closed in the meantime
         if isinstance(budget, SharedBudget):
             budget.forget()
-        budget.close()
+        if budget is not None:
+            budget.close()
         QuiverMetrics(self._metrics).core_bytes.remove(str(number))
