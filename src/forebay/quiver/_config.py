@@ -40,7 +40,8 @@ class QuiverConfig:
     segment_bytes: int = 32 * 1024 * 1024
     """Logical bytes at which an open segment is finalized. 1 KiB to 1 GiB."""
     segment_open_ms: int = 5_000
-    """Milliseconds from the first batch of an open segment to its finalize. 1 to a day."""
+    """Milliseconds from the first batch of an open segment to its finalize. 1 to a day; batches that came in
+    more than half a day apart are in different segments in any case."""
     streams_max: int = 64
     """Open segments at once, one per signal type and schema; the oldest is finalized for a further one."""
     segment_codec: str = "none"

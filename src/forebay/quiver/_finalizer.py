@@ -33,6 +33,11 @@ TIMER_S: Final = 0.001
 RETRY_S: Final = 0.5
 """Seconds before a segment that could not be written is tried again."""
 
+SPAN_MS_MAX: Final = 12 * 3_600_000
+"""Milliseconds of ingestion between the first batch of a segment and any other of it. Batches that lay in the
+WAL while the process was down, and those on either side of a step of the clock, get segments of their own:
+what is stored by the day of a segment's first batch is found by the days of all of them."""
+
 
 @dataclass(slots=True, eq=False)
 class Frozen:
@@ -85,6 +90,9 @@ class Finalizer:
         """A durable batch joins the open segment of its kind."""
         key = (signal, schema_hash)
         segment = self._open.get(key)
+        if segment is not None and abs(batch.time_ms - segment.batches[0].time_ms) > SPAN_MS_MAX:
+            self._freeze(key)
+            segment = None
         if segment is None:
             if len(self._open) >= self._config.streams_max:
                 self._freeze(next(iter(self._open)))

@@ -143,7 +143,7 @@ def _day_fits(key: str, wanted: Selection) -> bool:
     first, last = wanted.ingested_ms
     day = date.fromisoformat(found[1])
     begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    # The day is that of the first batch; a segment may go on into the days behind it.
+    # The day is that of the first batch; a segment may go on into the day behind it (`SPAN_MS_MAX`).
     too_late = last is not None and begin.timestamp() * 1000 > last
     too_early = first is not None and (begin + timedelta(days=2)).timestamp() * 1000 < first
     return not (too_late or too_early)
