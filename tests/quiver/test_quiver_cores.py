@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
+import os
 import random
 import shutil
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.quiver.harness import SMALL, batch, drain, numbers
 
-from forebay.errors import ForebayError, UsageError
+from forebay.errors import ForebayError, StorageFull, UsageError
 from forebay.kit.clock import SystemClock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver import DirectoryInUse, QuiverConfig, QuiverCore, QuiverFull, _local_disk
@@ -48,6 +50,24 @@ def test_each_core_must_have_room_for_a_wal_and_two_segments(tmp_path: Path) -> 
     for core, cores in ((2, 2), (-1, 2), (0, 0), (0, 1_000)):
         with pytest.raises(UsageError):
             QuiverCore(tmp_path, core, cores)
+
+
+async def test_file_that_cores_share_has_its_space_before_it_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(StorageFull):
+            await QuiverCore(tmp_path, 0, 2, sharing="shared").open()
+    with (tmp_path / "usage").open("wb") as file:
+        file.truncate(64 * 256)  # all of it a hole
+    async with QuiverCore(tmp_path, 0, 2, sharing="shared"):
+        found = (tmp_path / "usage").stat()
+    assert found.st_size == 64 * 256
+    assert found.st_blocks * 512 >= found.st_size
 
 
 async def test_shared_cap_must_hold_every_reserve(tmp_path: Path) -> None:

@@ -111,9 +111,9 @@ class SharedBudget:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             size = CORES_MAX * _SLOT_WORDS * 8
-            # Growing a file fills it with zeros; a file that is long enough stays as it is.
-            if os.fstat(descriptor).st_size < size:
-                os.ftruncate(descriptor, size)
+            # A hole in a mapped file gets its space when it is written to, and on a full disk that ends the
+            # process. This fills holes and makes the file long enough; what is in it stays.
+            os.posix_fallocate(descriptor, 0, size)
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)

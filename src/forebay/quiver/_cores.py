@@ -101,9 +101,10 @@ class QuiverCore:
         """Open this core's instance and adopt what is its to adopt. Raises `DirectoryInUse`."""
         try:
             make_directories(self._root)
+            own = self._instance(self._core)
         except OSError as error:
             raise from_os_error("making the directory", error) from error
-        self.own = await self._instance(self._core).open()
+        self.own = await own.open()
         try:
             await self._adopt()
         except BaseException:
