@@ -88,6 +88,41 @@ def test_orphan_is_named_in_the_log_and_removed_only_where_that_is_asked_for(
     assert found == (["orphaned"] if timeout_ms is None else ["orphaned", "removed"])
 
 
+def test_orphan_that_somebody_else_removes_during_a_pass_is_no_error() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        config = dataclasses.replace(SLOW, orphan_timeout_ms=10_000, maintenance_interval_ms=3_600_000)
+        async with store(world, disk, config) as quiver:
+            for name in "abcdef":
+                await quiver.register(name)
+            await quiver.maintain()
+            await world.clock().sleep(11)
+            await asyncio.gather(quiver._orphans.look(), quiver.unregister("f"))
+            assert not quiver.stats().subscribers
+
+    simulate(scenario)
+
+
+def test_maintenance_goes_on_after_an_error_that_nobody_thought_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, SMALL) as quiver:
+            look, looks = quiver._orphans.look, 0
+
+            async def broken() -> None:
+                nonlocal looks
+                looks += 1
+                if looks == 1:
+                    raise ValueError("a defect")
+                await look()
+
+            quiver._orphans.look = broken  # type: ignore[method-assign]
+            await world.clock().sleep(1)
+            assert looks > 1
+
+    simulate(scenario)
+    [record] = [each for each in caplog.records if "quiver.maintenance.failed" in each.getMessage()]
+    assert record.exc_info
+
+
 # What is dropped before it is a segment.
 
 

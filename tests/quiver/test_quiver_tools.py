@@ -246,8 +246,9 @@ async def test_damaged_dead_letters_are_found_and_put_aside(tmp_path: Path, plac
 
 async def test_repair_removes_a_subscriber_that_nobody_serves(tmp_path: Path) -> None:
     await fill(tmp_path / "q", 1)
-    with pytest.raises(UnknownSubscriber):
+    with pytest.raises(UnknownSubscriber, match="subscriber nobody") as caught:
         await repair(tmp_path / "q", unregister=["nobody"])
+    assert caught.value.hint == "there is a"
     assert (await repair(tmp_path / "q", unregister=["a"])).unregistered == ["a"]
     async with Quiver(tmp_path / "q", BIG) as quiver:
         assert quiver.stats().subscribers == []

@@ -214,4 +214,7 @@ def forward(
     if out.is_json():
         out.document(asdict(done))
         return
-    out.line(f"{done.segments:,} segments, {done.rows:,} rows, {format_bytes(done.bytes)} forwarded")
+    out.line(
+        f"{done.segments:,} segments, {done.rows:,} rows, {format_bytes(done.bytes)} forwarded "
+        f"that subscriber {out.printable(subscriber)} had not had"
+    )

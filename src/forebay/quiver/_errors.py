@@ -64,8 +64,8 @@ class QuiverFull(Backpressure):
 class UnknownSubscriber(NotFound):
     """No such subscriber is registered."""
 
-    def __init__(self, subscriber: str) -> None:
-        super().__init__(subscriber, hint="register it first")
+    def __init__(self, subscriber: str, hint: str = "register it first") -> None:
+        super().__init__(f"subscriber {subscriber}", hint=hint)
         self.subscriber = subscriber
 
 

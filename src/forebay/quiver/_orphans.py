@@ -58,8 +58,10 @@ class Orphans:
                 self._say("orphaned", name)
 
     def _say(self, what: str, name: str) -> None:
-        [each] = [each for each in self._stats().subscribers if each.name == name]
-        _log.warning(
-            "quiver.subscriber.%s: %s, never active, %d segments behind, %d bytes pinned",
-            *(what, name, each.lag_segments, each.pinned_bytes),
-        )
+        # None of that name where somebody else has removed it in the meantime.
+        for each in self._stats().subscribers:
+            if each.name == name:
+                _log.warning(
+                    "quiver.subscriber.%s: %s, never active, %d segments behind, %d bytes pinned",
+                    *(what, name, each.lag_segments, each.pinned_bytes),
+                )

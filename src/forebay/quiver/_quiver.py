@@ -551,8 +551,10 @@ class Quiver:
             await work  # type: ignore[misc]
         except Closed:
             return
-        except (ForebayError, OSError) as error:
-            _log.warning("quiver.maintenance.failed: %s", error)
+        except Exception as error:
+            # Whatever it is: a task that ended here would leave the store without maintenance for good.
+            is_told = isinstance(error, ForebayError | OSError)
+            _log.warning("quiver.maintenance.failed: %s", error, exc_info=None if is_told else error)
 
     def _gauge(self) -> None:
         if self._is_open:

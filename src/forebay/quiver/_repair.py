@@ -66,7 +66,8 @@ async def repair(path: str | os.PathLike[str], *, unregister: Sequence[str] = ()
         done = Repaired(quiver.report)
         for name in unregister:
             if not await quiver.unregister(name):
-                raise UnknownSubscriber(name)
+                there = ", ".join(each.name for each in quiver.stats().subscribers)
+                raise UnknownSubscriber(name, hint=f"there is {there or 'none'}")
             done.unregistered.append(name)
     disk = LocalDisk(root)
     # The store is closed by now; the lock keeps it so.
