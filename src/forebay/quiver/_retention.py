@@ -175,7 +175,8 @@ class Retention:
         ]
         await parts.wal.remove(done)
 
-    async def _sweep(self, headroom: int) -> None:
+    async def _sweep(self, headroom: int) -> bool:
+        """False where some could not be deleted."""
         parts = self._parts
         ordered = sorted(each for each in self._processed if each in parts.segments)
         kept = sum(parts.segments[each].file_bytes for each in ordered)
@@ -185,7 +186,7 @@ class Retention:
                 break
             gone.append(segment)
             kept -= parts.segments[segment].file_bytes
-        await self._delete(gone, "processed")
+        return await self._delete(gone, "processed")
 
     async def _expire(self) -> None:
         retain = self._config.retain_ms
@@ -213,21 +214,23 @@ class Retention:
     async def _relieve(self, more: int) -> None:
         await self._trim()
         await self._parts.wal.drop_spares()
-        await self._sweep(0)
+        can_delete = await self._sweep(0)
         await self._expire()
         if not self.is_over(more):
             return
         finalizer = self._parts.finalizer
         # Early finalize: what is open becomes deliverable, and its part of the WAL can go.
         finalizer.freeze_all()
-        if self._config.size_cap_policy != "drop_oldest":
+        # Where files cannot be deleted, what is dropped would be lost for nothing.
+        if self._config.size_cap_policy != "drop_oldest" or not can_delete:
             return
         self._parts.metrics.emergencies.inc()
         self._budget.refused()
         while self.is_over(more):
             victim = self._victim()
             if victim is not None:
-                await self._drop(victim, "size")
+                if not await self._drop(victim, "size"):
+                    return
             elif finalizer.is_writing or (finalizer.is_busy and finalizer.problem is None):
                 await finalizer.changed()
                 await self._trim()
@@ -284,12 +287,14 @@ class Retention:
             parts.metrics.lost_bytes.labels(reason).inc(sum(each.size for each in some))
             parts.metrics.lost_rows.labels(signal, reason).inc(sum(each.batch.num_rows for each in some))
 
-    async def _drop(self, segment: int, reason: Literal["size", "expired"]) -> None:
-        """Let a segment go that somebody still needs: told to everybody first, durably."""
+    async def _drop(self, segment: int, reason: Literal["size", "expired"]) -> bool:
+        """Let a segment go that somebody still needs: told to everybody first, durably. False where its file
+        cannot be deleted."""
         parts = self._parts
         info, state = parts.segments[segment], parts.acks.state
         needed = [each.name for each in state.subscribers.values() if not each.is_resolved(segment)]
-        if needed or not state.subscribers:
+        # Told once, also where its file could not be deleted then.
+        if needed or (not state.subscribers and segment in state.live):
             records: list[Record] = [Outcome(name, segment, segment, "dropped", reason) for name in needed]
             records.append(Dropped(segment, reason, info.rows, info.raw_bytes))
             await parts.acks.commit(records)
@@ -297,11 +302,12 @@ class Retention:
             parts.metrics.lost_segments.labels(reason).inc()
             parts.metrics.lost_bytes.labels(reason).inc(info.raw_bytes)
             parts.metrics.lost_rows.labels(info.signal, reason).inc(info.rows)
-        await self._delete([segment], reason)
+        return await self._delete([segment], reason)
 
-    async def _delete(self, segments: list[int], reason: str) -> None:
+    async def _delete(self, segments: list[int], reason: str) -> bool:
+        """False where some are still there; they are tried again."""
         if not segments:
-            return
+            return True
         parts = self._parts
         await parts.acks.record_finalized()
 
@@ -331,3 +337,4 @@ class Retention:
             parts.acks.state.live.remove(segment)
             parts.deliveries.reader.forget(segment)
         parts.metrics.evictions.labels(reason).inc(len(gone))
+        return len(gone) == len(segments)
