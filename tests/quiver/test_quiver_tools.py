@@ -320,6 +320,23 @@ async def test_forwarded_parquet_is_read_by_duckdb_as_it_lies(tmp_path: Path) ->
     assert found == [("logs", 30, 3)]
 
 
+async def test_segment_that_parquet_cannot_hold_keeps_no_other_from_being_forwarded(tmp_path: Path) -> None:
+    children = [pa.array([1]), pa.array(["x"])]
+    union = pa.UnionArray.from_dense(pa.array([0, 1], pa.int8()), pa.array([0, 0], pa.int32()), children)
+    bucket = MemoryStore()
+    async with Quiver(tmp_path / "q", BIG) as quiver:
+        for each in (pa.record_batch({"u": union}), batch(1)):
+            await quiver.ingest(each)
+            await quiver.flush()
+        sender = Forwarder(quiver, bucket, source="edge", file_format="parquet")
+        await sender.register()
+        done = await sender.run(timeout_s=0)
+        assert (done.segments, done.failures) == (1, 1)
+        assert done.problem.startswith("segment 1: ")
+        assert "union" in done.problem
+        assert quiver.stats().subscribers[0].lag_segments == 1, "it waits for whoever can take it"
+
+
 async def test_segment_forwarded_twice_is_one_object(tmp_path: Path) -> None:
     bucket = MemoryStore()
     async with Quiver(tmp_path / "q", BIG) as quiver:

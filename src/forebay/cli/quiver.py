@@ -206,7 +206,10 @@ def forward(
             await quiver.flush()
             done = await sender.run(0)
             if done.failures:
-                raise ForebayError(f"{done.failures} uploads failed", hint="run it again; nothing is lost")
+                raise ForebayError(
+                    f"{done.failures} uploads failed, the last one for {done.problem}",
+                    hint="run it again, nothing is lost; what Parquet cannot hold goes with --format arrow",
+                )
             return done
 
     _view(directory)

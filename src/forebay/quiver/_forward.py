@@ -15,7 +15,9 @@ The acknowledgement follows the upload; a crash in between costs a second upload
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ from forebay.storage import ABSENT, ObjectStore
 
 __all__ = ["Forwarded", "Forwarder", "read_forwarded"]
 
+_log = logging.getLogger(__name__)
 _SOURCE: Final = re.compile(r"[A-Za-z0-9_.]{1,64}")
 _DATE: Final = re.compile(r"/date=(\d{4}-\d{2}-\d{2})/")
 _SIGNAL: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -51,6 +54,8 @@ class Forwarded:
     bytes: int = 0
     failures: int = 0
     """Uploads that failed and were put back for a retry."""
+    problem: str = ""
+    """Why the last of them failed."""
 
 
 class Forwarder:
@@ -87,13 +92,16 @@ class Forwarder:
         return self.done
 
     async def _forward(self, delivery: Delivery) -> None:
-        data = self._encode(delivery.view)
         try:
-            await self._store.put(self.key(delivery.view.meta), data, ABSENT)
-        except PreconditionFailed:
-            pass  # An earlier attempt got there; the name says that it is the same.
-        except ForebayError:
+            data = self._encode(delivery.view)
+            with contextlib.suppress(PreconditionFailed):
+                # Otherwise an earlier attempt got there; the name says that it is the same.
+                await self._store.put(self.key(delivery.view.meta), data, ABSENT)
+        except (ForebayError, pa.ArrowException) as error:
+            # Also what Parquet has no type for: one such segment must not hold up those behind it.
             self.done.failures += 1
+            self.done.problem = f"segment {delivery.segment}: {error}"
+            _log.warning("quiver.forward.failed: %s", self.done.problem)
             await delivery.nack()
             return
         if await delivery.ack():
