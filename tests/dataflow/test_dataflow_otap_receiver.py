@@ -520,3 +520,32 @@ async def test_a_sender_that_vanishes_leaves_nothing_behind() -> None:
         await until(lambda: receiver._dictionary_bytes == 0)
         sink.go_on.set()
         await until(lambda: receiver.intake._requests == 0)
+
+
+class Flood:
+    """A context with batches without end, up to `most`."""
+
+    def __init__(self, most: int) -> None:
+        self.reads, self.most = 0, most
+
+    async def read(self) -> bytes:
+        if self.reads == self.most:
+            await asyncio.Event().wait()
+        self.reads += 1
+        return Batch(batch_id=self.reads).SerializeToString()
+
+
+async def test_sender_that_takes_no_statuses_is_not_read_from() -> None:
+    async with receiving(requests_max=16) as (_, receiver):
+        flood: Any = Flood(200)
+        stream = _otap_receiver._Stream(receiver, SIGNALS["logs"], flood)
+        statuses = stream.statuses()
+        try:
+            await anext(statuses)  # taken, and none after it
+            await until(lambda: flood.reads == flood.most or stream._gate.locked())
+            assert flood.reads <= 17
+            found = [BatchStatus.FromString(await anext(statuses)).batch_id for _ in range(100)]
+            assert sorted(found) == list(range(2, 102))
+        finally:
+            await statuses.aclose()
+            await stream.close()

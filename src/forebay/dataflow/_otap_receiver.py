@@ -3,7 +3,7 @@
 **Invariant.** A batch gets the status OK after the node behind has all of it safely, as an OTLP request does.
 Batches are decoded in their order, because each builds on the dictionaries of those before; they become safe
 side by side, so that their statuses may come in another order. Who sends more than `requests_max` batches
-without waiting is not read from until some are safe.
+without waiting is not read from until some are safe, nor who takes no statuses until he takes some.
 
     what                                        status of the batch       and the stream
     content that makes no sense                 INVALID_ARGUMENT          goes on
@@ -176,6 +176,7 @@ class _Stream:
         settings = receiver.settings
         self._streams = PayloadStreams(signal.name, settings.request_bytes_max, receiver.reserve)
         self._gate = asyncio.Semaphore(settings.requests_max)
+        """Taken with each batch, given back with its status."""
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -185,6 +186,8 @@ class _Stream:
         self._tasks.add(reader)
         while (status := await self._queue.get()) is not None:
             yield status
+            # It is on its way: what waits to be taken has the same bound as what waits to be safe.
+            self._gate.release()
 
     async def close(self) -> None:
         """End; give back what the dictionaries took."""
@@ -201,7 +204,6 @@ class _Stream:
                 await self._gate.acquire()
                 found = await self._decode(data)
                 if found is None:
-                    self._gate.release()
                     if self.ending is not None:
                         break
                     continue
@@ -257,8 +259,6 @@ class _Stream:
             self._refuse(number, refusal)
         else:
             self._queue.put_nowait(BatchStatus(batch_id=number).SerializeToString())
-        finally:
-            self._gate.release()
 
     def _refuse(self, number: int, refusal: Refusal) -> None:
         code = int(_CODES[refusal.reason].value[0])
