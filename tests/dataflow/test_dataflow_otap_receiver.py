@@ -539,7 +539,7 @@ async def test_sender_that_takes_no_statuses_is_not_read_from() -> None:
     async with receiving(requests_max=16) as (_, receiver):
         flood: Any = Flood(200)
         stream = _otap_receiver._Stream(receiver, SIGNALS["logs"], flood)
-        statuses = stream.statuses()
+        statuses: Any = stream.statuses()
         try:
             await anext(statuses)  # taken, and none after it
             await until(lambda: flood.reads == flood.most or stream._gate.locked())
