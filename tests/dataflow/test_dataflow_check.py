@@ -400,3 +400,19 @@ def test_an_address_that_is_taken_ends_the_run_with_1(
         )
         assert run(["dataflow", "run", str(path)]) == 1
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_run_raises_the_limit_on_open_files_before_it_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+
+    async def serve(*_: object) -> None:
+        done.append("served")
+
+    monkeypatch.setattr("forebay.broker.connections_that_fit", done.append)
+    monkeypatch.setattr("forebay.cli.dataflow._serve", serve)
+    path = tmp_path / "flow.yaml"
+    path.write_bytes(pipeline(tmp_path, parquet=True))
+    assert run(["dataflow", "run", str(path)]) == 0
+    assert done == [16_384, "served"]

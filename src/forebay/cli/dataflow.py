@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = CommandGroup(help="Receive telemetry, keep it on disk, hand it on.")
+
+CONNECTIONS: Final = 16_384
+"""For so many the limit on open files is raised, as far as it may be."""
 
 FilePath = Annotated[Path, typer.Argument(metavar="FILE", help="A dataflow file (YAML).")]
 
@@ -100,6 +103,7 @@ def run(
 ) -> None:
     """Run a file until SIGTERM or Ctrl-C. What was not handed on stays on disk for the next run."""
     _need_extra()
+    from forebay.broker import connections_that_fit
     from forebay.dataflow import DataflowInvalid, load
 
     drain_s = parse_duration_ms(drain) / 1000
@@ -116,6 +120,9 @@ def run(
     )
     for each in plan.remarks:
         sys.stderr.write(out.printable(f"{file}:{each.line}:{each.column}: remark: {_text(each)}") + "\n")
+    # Connections are open files, as are those of the store: with the usual limit of 1,024, as many clients
+    # that send nothing would leave none for it.
+    connections_that_fit(CONNECTIONS)
     wait_for(_serve(plan, drain_s, metrics))
 
 

@@ -77,6 +77,8 @@ def from_os_error(what: str, error: OSError) -> ForebayError:
         return StorageFull(text, hint="free space on the disk; the store goes on by itself")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return AccessDenied(text, hint="the directory must be readable and writable")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return Unavailable(text, hint="raise the limit on open files (ulimit -n)")
     if error.errno == errno.ENOENT:
         return Unavailable(text, hint="make the directory above it first, or see who removed it")
     return Unavailable(text, hint="see to the disk")

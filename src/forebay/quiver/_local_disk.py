@@ -38,6 +38,9 @@ class LocalDisk:
         self._root = Path(path)
         self._lanes: dict[Lane, _Thread] = {}
         self._lock: int | None = None
+        self._directories: dict[str, int] = {}
+        """Descriptors of directories, kept: where a process has none to spare, a sync that could not even be
+        tried would count as one that failed, and stop the store."""
         self._can_protect = True
 
     def open(self, name: str, *, create: bool = False) -> DiskFile:
@@ -73,15 +76,19 @@ class LocalDisk:
     def make_directory(self, directory: str) -> None:
         """mkdir, and a sync of the directory above."""
         path = self._root / directory
-        try:
+        with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o750)
-        except FileExistsError:
-            return
-        sync_directory(path.parent)
+            sync_directory(path.parent)
+        if directory not in self._directories:
+            self._directories[directory] = _open_directory(path)
 
     def sync_directory(self, directory: str) -> None:
         """fsync of the directory."""
-        sync_directory(self._root / directory)
+        descriptor = self._directories.get(directory)
+        if descriptor is None:
+            sync_directory(self._root / directory)
+        else:
+            os.fsync(descriptor)
 
     def rename(self, old: str, new: str) -> None:
         """rename(2)."""
@@ -157,6 +164,9 @@ class LocalDisk:
             while thread.is_alive():
                 await asyncio.sleep(0)
                 thread.join(0.001)
+        directories, self._directories = self._directories, {}
+        for descriptor in directories.values():
+            os.close(descriptor)
 
 
 class _Thread(threading.Thread):
@@ -281,8 +291,12 @@ def make_directories(path: Path) -> None:
 
 def sync_directory(path: Path) -> None:
     """fsync of a directory: names in it are durable then."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = _open_directory(path)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _open_directory(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
