@@ -25,7 +25,7 @@ _Job: TypeAlias = tuple[Callable[[], Any], Callable[[Any, Any], None], asyncio.A
 _PIECES_PER_CALL: Final = 512
 """Pieces of one writev, below the system's own bound of 1,024."""
 _LOCK_NAME: Final = "lock"
-_ASIDE_BYTES: Final = 256 * 1024
+_ASIDE_BYTES: Final = 512 * 1024
 """Bytes that the disk gets at once of what nobody waits for: a sync waits behind one such piece at most."""
 _WRITE_OUT: Final = 1 | 2 | 4
 """sync_file_range(2): wait for writes under way, begin those of the range, wait for them."""
@@ -235,7 +235,7 @@ class _LocalFile:
                 ahead[0] = ahead[0][written:]
 
     def write_aside(self, offset: int, pieces: Sequence[Piece]) -> None:
-        """Pieces of some 256 KiB, each handed to the disk before the next is written. Left to itself, the
+        """Pieces of some 512 KiB, each handed to the disk before the next is written. Left to itself, the
         kernel would hand all of it over at the sync, and every sync of the WAL would wait behind it."""
         waiting: list[Piece] = []
         size = 0

@@ -246,6 +246,14 @@ def test_an_avro_value_that_ends_too_early_says_so() -> None:
     assert "no datum of this schema" in decoded.bad[0][1]
 
 
+def test_an_avro_array_whose_elements_take_no_bytes_is_refused() -> None:
+    empty = {"type": "record", "name": "E", "fields": [{"name": "n", "type": "null"}]}
+    for items in ("null", empty):
+        field = {"name": "a", "type": {"type": "array", "items": items}}
+        with pytest.raises(UsageError, match="array of nulls"):
+            arrow_schema_of(json.dumps({"type": "record", "name": "R", "fields": [field]}))
+
+
 def test_recursive_records_and_wide_unions_are_refused() -> None:
     node: dict[str, Any] = {"type": "record", "name": "N", "fields": [{"name": "n", "type": ["null", "N"]}]}
     with pytest.raises(UsageError, match="contains itself"):

@@ -172,10 +172,22 @@ def _arrow_type(schema: Any, names: dict[str, pa.DataType | None]) -> pa.DataTyp
     if logical is not None:
         return _LOGICAL[kind, logical]
     if kind == "array":
-        return pa.list_(pa.field("element", _arrow_type(schema["items"], names)))
+        element = _arrow_type(schema["items"], names)
+        if _takes_no_bytes(element):
+            # A few bytes could then ask for any number of them.
+            raise UsageError(
+                "an Avro array of nulls", hint="leave the field out of the schema, or give it values"
+            )
+        return pa.list_(pa.field("element", element))
     if kind == "map":
         return pa.map_(pa.string(), _arrow_type(schema["values"], names))
     return _named(schema, names) if kind in ("record", "enum", "fixed") else _arrow_type(kind, names)
+
+
+def _takes_no_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_null(kind) or (
+        pa.types.is_struct(kind) and all(_takes_no_bytes(each.type) for each in kind)
+    )
 
 
 def _named(schema: dict[str, Any], names: dict[str, pa.DataType | None]) -> pa.DataType:
