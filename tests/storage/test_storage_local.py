@@ -6,6 +6,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import random
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.storage.sources import Pieces
 
 from forebay.errors import (
     AccessDenied,
@@ -29,6 +31,8 @@ from forebay.errors import (
 )
 from forebay.storage import ABSENT, InvalidRange, KeyConflict, LocalStore
 from forebay.storage._api import validate_key
+from forebay.storage._local import _files
+from forebay.storage._local._files import PORTION_BYTES
 from forebay.storage._local._store import _is_plain_key
 
 
@@ -228,6 +232,23 @@ async def test_parts_that_are_written_in_pieces_arrive_whole(
     monkeypatch.setattr(os, "writev", lambda file, some: os.write(file, b"".join(some)[:taken]))
     await store.put_parts("k", parts)
     assert (await store.get("k")).data == b"".join(parts)
+
+
+@pytest.mark.parametrize("size", [PORTION_BYTES - 1, PORTION_BYTES, PORTION_BYTES + 1, 3 * PORTION_BYTES + 7])
+@pytest.mark.parametrize("part_bytes", [700, PORTION_BYTES // 3, 2 * PORTION_BYTES, 4 * PORTION_BYTES])
+async def test_a_large_object_goes_to_the_disk_in_portions(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, size: int, part_bytes: int
+) -> None:
+    begun: list[tuple[int, int]] = []
+    monkeypatch.setattr(_files, "begin_write_out", lambda file, at, length: begun.append((at, length)))
+    data = random.Random(size).randbytes(size)
+    parts = [data[at : at + part_bytes] for at in range(0, size, part_bytes)]
+    await store.put_parts("parts", parts)
+    assert begun == [(at, PORTION_BYTES) for at in range(0, size - PORTION_BYTES + 1, PORTION_BYTES)]
+    begun.clear()
+    await store.put_source("source", Pieces(data, part_bytes), ABSENT)
+    assert begun == [(at, PORTION_BYTES) for at in range(0, size - PORTION_BYTES + 1, PORTION_BYTES)]
+    assert (await store.get("parts")).data == (await store.get("source")).data == data
 
 
 async def test_parts_that_do_not_fit_leave_nothing_behind(

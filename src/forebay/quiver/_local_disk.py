@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
+from forebay.kit.write_out import write_out
 from forebay.quiver._disk import DiskFile, Lane, Piece
 
 __all__ = ["LocalDisk", "make_directories", "sync_directory"]
@@ -27,8 +27,6 @@ _PIECES_PER_CALL: Final = 512
 _LOCK_NAME: Final = "lock"
 _ASIDE_BYTES: Final = 512 * 1024
 """Bytes that the disk gets at once of what nobody waits for: a sync waits behind one such piece at most."""
-_WRITE_OUT: Final = 1 | 2 | 4
-"""sync_file_range(2): wait for writes under way, begin those of the range, wait for them."""
 
 
 class LocalDisk:
@@ -247,7 +245,7 @@ class _LocalFile:
                 size += len(part)
                 if size == _ASIDE_BYTES:
                     self.write(offset, waiting)
-                    _write_out(self._descriptor, offset, size)
+                    write_out(self._descriptor, offset, size)
                     offset, waiting, size = offset + size, [], 0
         if waiting:
             self.write(offset, waiting)
@@ -263,22 +261,6 @@ class _LocalFile:
     def close(self) -> None:
         """close."""
         os.close(self._descriptor)
-
-
-_system: Final = ctypes.CDLL(None, use_errno=True)
-_sync_file_range: Final = getattr(_system, "sync_file_range", None)
-if _sync_file_range is not None:
-    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-
-
-def _write_out(descriptor: int, offset: int, size: int) -> None:
-    """Have the disk write a range, which makes nothing durable. Where that cannot be asked for, nothing."""
-    if _sync_file_range is None or _sync_file_range(descriptor, offset, size, _WRITE_OUT) == 0:
-        return
-    # An error of the disk is told once, so it must not get lost here.
-    number = ctypes.get_errno()
-    if number in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
-        raise OSError(number, os.strerror(number))
 
 
 def make_directories(path: Path) -> None:
