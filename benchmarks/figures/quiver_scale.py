@@ -11,7 +11,7 @@ import itertools
 import resource
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,9 +19,9 @@ import msgspec
 from benchmarks.figures._suite import suite
 from benchmarks.figures.quiver import bench_batch
 from benchmarks.harness import Bench, Figure, Measure, Sample, Variant, Variants, at_least, at_most
-from forebay.formats import quiver_segment, quiver_wal
+from forebay.formats import quiver_wal
 from forebay.formats.quiver_frame import WAL_MAGIC, FileHeader, encode_file_header, encode_frame
-from forebay.formats.quiver_segment import SegmentMeta, Source
+from forebay.formats.quiver_segment import Encoding, SegmentMeta, Source
 from forebay.quiver import LocalDisk, Quiver, QuiverConfig, SegmentView
 from forebay.quiver._disk import DiskFile, Piece
 
@@ -57,8 +57,7 @@ def make_segments(path: Path, count: int, rows: int, batches: int) -> int:
         own = msgspec.structs.replace(
             meta, segment=number, entries=[(number * batches, (number + 1) * batches - 1)]
         )
-        _, pieces = quiver_segment.encode(own, [batch] * batches)
-        data = b"".join(pieces)
+        data = b"".join(Encoding.of(own, [batch] * batches))
         (path / "segments" / f"{number:016d}.arrow").write_bytes(data)
         total += len(data)
     return total
@@ -224,9 +223,12 @@ class _CountingFile:
         self._disk.written += sum(map(len, pieces))
         self._file.write(offset, pieces)
 
-    def write_aside(self, offset: int, pieces: Sequence[Piece]) -> None:
-        self._disk.written += sum(map(len, pieces))
-        self._file.write_aside(offset, pieces)
+    def write_aside(self, offset: int, pieces: Iterable[Piece]) -> None:
+        self._file.write_aside(offset, map(self._counted, pieces))
+
+    def _counted(self, piece: Piece) -> Piece:
+        self._disk.written += len(piece)
+        return piece
 
 
 @suite.benchmark(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.formats import Corrupt, quiver_segment, quiver_wal
-from forebay.formats.quiver_segment import SegmentMeta, Source
+from forebay.formats.quiver_segment import Encoding, SegmentMeta, Source
 
 WORDS = pa.array(["a", "b", "a"] * 10).dictionary_encode()
 BATCHES = [pa.record_batch({"n": pa.array(range(at, at + 30)), "w": WORDS}) for at in range(0, 120, 30)]
@@ -34,8 +34,10 @@ def meta(codec: str = "none") -> SegmentMeta:
 
 
 def file(codec: str = "none") -> tuple[SegmentMeta, bytes]:
-    whole, pieces = quiver_segment.encode(meta(codec), BATCHES)
-    return whole, b"".join(pieces)
+    encoding = Encoding.of(meta(codec), BATCHES)
+    data = b"".join(encoding)
+    assert encoding.size == len(data)
+    return encoding.meta, data
 
 
 @pytest.mark.parametrize("codec", quiver_wal.CODECS)
@@ -64,12 +66,13 @@ def test_bytes_are_those_that_arrow_itself_writes(codec: str) -> None:
 def test_large_buffers_are_written_from_where_they_lie() -> None:
     batch = pa.record_batch({"n": pa.array(range(10_000)), "w": pa.array(["some words"] * 10_000)})
     before = pa.total_allocated_bytes()
-    whole, pieces = quiver_segment.encode(meta(), [batch, batch])
+    encoding = Encoding.of(meta(), [batch, batch])
+    pieces = list(encoding)
     assert pa.total_allocated_bytes() - before < batch.nbytes // 10
     lie = {buffer.address for column in batch.columns for buffer in column.buffers() if buffer}
     assert len([each for each in pieces if pa.py_buffer(each).address in lie]) == 2 * 3
     data = b"".join(pieces)
-    for part in whole.parts:
+    for part in encoding.meta.parts:
         quiver_segment.check_part(memoryview(data), part)
     assert pa.ipc.open_file(data).read_all().equals(pa.Table.from_batches([batch, batch]))
 
@@ -131,4 +134,4 @@ def test_scrambled_segments_are_refused_or_the_same(seed: int) -> None:
 def test_replaced_dictionaries_are_refused_rather_than_changed() -> None:
     other = pa.record_batch({"n": pa.array(range(3)), "w": pa.array(["x", "y", "x"]).dictionary_encode()})
     with pytest.raises(pa.ArrowInvalid):
-        quiver_segment.encode(meta(), [BATCHES[0], other])
+        list(Encoding.of(meta(), [BATCHES[0], other]))

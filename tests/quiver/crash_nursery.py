@@ -21,7 +21,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,8 @@ class KillerFile:
                     self.file.write(offset, [data[: len(data) // 2]])
             self.file.write(offset, [data])
 
-    def write_aside(self, offset: int, pieces: Sequence[Piece]) -> None:
-        self.write(offset, pieces)
+    def write_aside(self, offset: int, pieces: Iterable[Piece]) -> None:
+        self.write(offset, list(pieces))
 
     def truncate(self, size: int) -> None:
         self.file.truncate(size)

@@ -11,7 +11,7 @@ import asyncio
 import errno
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from forebay.kit.clock import Clock
@@ -308,8 +308,8 @@ class SimFile:
                 raise OSError(errno.ENOSPC, "full", self.name)
         self._put(offset, data)
 
-    def write_aside(self, offset: int, pieces: Sequence[Piece]) -> None:
-        self.write(offset, pieces)
+    def write_aside(self, offset: int, pieces: Iterable[Piece]) -> None:
+        self.write(offset, list(pieces))
 
     def _put(self, offset: int, data: bytes) -> None:
         _put(self.inode.data, offset, data)

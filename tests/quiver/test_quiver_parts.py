@@ -7,18 +7,22 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import AccessDenied, StorageFull, Unavailable
 from forebay.formats.quiver_frame import WAL_MAGIC
+from forebay.formats.quiver_segment import SegmentMeta
+from forebay.kit import write_out
 from forebay.kit.clock import SystemClock
-from forebay.quiver import LocalDisk, _local_disk
+from forebay.quiver import LocalDisk, _local_disk, _segment_file
 from forebay.quiver._errors import from_os_error
 from forebay.quiver._group_log import GroupLog
 from forebay.quiver._log_files import LogSettings
 from forebay.quiver._runs import RunSet
+from forebay.quiver._segment_file import Batch
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 8)), max_size=30)
 
@@ -110,7 +114,7 @@ def test_error_of_the_disk_while_it_writes_is_not_lost(
         ctypes.set_errno(number)
         return -1
 
-    monkeypatch.setattr(_local_disk, "_sync_file_range", refused)
+    monkeypatch.setattr(write_out, "_sync_file_range", refused)
     file = LocalDisk(tmp_path).open("x", create=True)
     number = errno.ENOSYS
     file.write_aside(0, [b"x" * (1 << 20)])
@@ -118,6 +122,36 @@ def test_error_of_the_disk_while_it_writes_is_not_lost(
     with pytest.raises(OSError, match="error"):
         file.write_aside(0, [b"x" * (1 << 20)])
     file.close()
+
+
+def test_segment_is_not_in_memory_a_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = LocalDisk(tmp_path)
+    disk.make_directory("segments")
+    small = pa.record_batch({"number": pa.array(range(500)), "words": pa.array(["some words"] * 500)})
+    batches = [Batch(number, 1, small, {}, small.nbytes) for number in range(1, 1_001)]
+    template = SegmentMeta(
+        segment=1,
+        entries=[],
+        signal="logs",
+        schema_hash=b"",
+        rows=0,
+        codec="none",
+        raw_bytes=0,
+        ingested_ms=(0, 0),
+        sources=[],
+        contexts=[],
+        parts=[],
+    )
+    held: list[int] = []
+    before = pa.total_allocated_bytes()
+    monkeypatch.setattr(
+        _local_disk, "write_out", lambda *given: held.append(pa.total_allocated_bytes() - before)
+    )
+    info = _segment_file.write(disk, batches, template=template, event_time_column="number")
+    assert info.file_bytes > info.raw_bytes > 10_000_000
+    assert info.event_ns == (0, 499)
+    assert len(held) == info.file_bytes // (512 * 1024)
+    assert max(held) < 2_000_000
 
 
 def test_map_stays_readable_when_its_file_is_gone(tmp_path: Path) -> None:

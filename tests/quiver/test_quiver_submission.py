@@ -11,7 +11,6 @@ from tests.quiver.harness import SMALL, batch, drain, simulate, store
 from tests.quiver.sim_disk import SimDisk
 
 from forebay.errors import ForebayError, LimitExceeded, UsageError
-from forebay.formats import quiver_segment
 from forebay.formats.quiver_wal import SCHEMA_BYTES_MAX
 from forebay.quiver import QuiverFull, _quiver, _segment_file
 from forebay.testing.world import World
@@ -77,14 +76,14 @@ def test_event_time_beyond_nanoseconds_has_no_range_and_stops_nothing(unit: str,
 def test_error_of_any_kind_in_the_writing_of_a_segment_is_told_and_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    build, failures = _segment_file.build, [OverflowError("too large")]
+    described, failures = _segment_file._described, [OverflowError("too large")]
 
     def flaky(*given: Any, **named: Any) -> Any:
         if failures:
             raise failures.pop()
-        return build(*given, **named)
+        return described(*given, **named)
 
-    monkeypatch.setattr(_segment_file, "build", flaky)
+    monkeypatch.setattr(_segment_file, "_described", flaky)
 
     async def scenario(world: World, disk: SimDisk) -> None:
         async with store(world, disk) as quiver:
@@ -97,15 +96,15 @@ def test_error_of_any_kind_in_the_writing_of_a_segment_is_told_and_tried_again(
 
 
 def test_batch_that_cannot_be_written_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = quiver_segment.encode
+    described = _segment_file._described
     poison = {13, 14, 40}
 
-    def picky(meta: Any, batches: list[pa.RecordBatch]) -> Any:
-        if poison & {number for each in batches for number in each["number"].to_pylist()}:
+    def picky(batches: list[_segment_file.Batch], *given: Any) -> Any:
+        if poison & {number for each in batches for number in each.batch["number"].to_pylist()}:
             raise IndexError("a bug")
-        return encode(meta, batches)
+        return described(batches, *given)
 
-    monkeypatch.setattr(quiver_segment, "encode", picky)
+    monkeypatch.setattr(_segment_file, "_described", picky)
 
     async def scenario(world: World, disk: SimDisk) -> None:
         config = dataclasses.replace(SLOW, segment_bytes=1 << 20, size_cap_bytes=1 << 23)

@@ -21,7 +21,8 @@ Opening a store checks only the footers; data is checked when it is read first.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -34,15 +35,16 @@ from forebay.formats.quiver_ack import Runs, check_runs
 __all__ = [
     "FOOTER_BYTES_MAX",
     "TAIL_BYTES",
+    "Encoding",
     "Part",
     "SegmentMeta",
     "Source",
     "check_part",
     "decode_meta",
-    "encode",
     "footer_range",
 ]
 
+Piece: TypeAlias = bytes | memoryview
 FOOTER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Largest footer of a segment, Quiver's and Arrow's each. Finalize splits what would pass it."""
 COPIED_BYTES: Final = 4_096
@@ -104,47 +106,89 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(SegmentMeta).decode
 
 
-def encode(meta: SegmentMeta, batches: list[pa.RecordBatch]) -> tuple[SegmentMeta, list[memoryview | bytes]]:
-    """The pieces of the file, to be written one behind the other, and the metadata with checksums filled in.
+class Encoding:
+    """The pieces of a segment's file, each made when it is asked for.
 
-    Large buffers of the batches are pieces as they are, so what they point to must not change until the file
-    is written. Dictionaries must be unified already; Arrow refuses a replaced one with `ArrowInvalid`.
+    A segment in memory a second time costs more, in fresh pages, than everything else that is done to it. So
+    one record batch is looked at after the other, what is written can be let go of, and only what is small is
+    copied: large buffers are pieces as they lie, and must not change until they are written.
+
+    Dictionaries must be unified already; Arrow refuses a replaced one with `ArrowInvalid`. `describe` is
+    asked behind the last batch: what it tells, with the checksums, is the footer.
     """
-    sink = _Pieces()
-    options = pa.ipc.IpcWriteOptions(compression=None if meta.codec == "none" else meta.codec)
-    parts: list[Part] = []
-    with pa.ipc.new_file(sink, batches[0].schema, options=options) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-            # Dictionaries precede the first batch, so the head and the first batch share a part.
-            parts.append(sink.end_part(batch.num_rows))
-    end = sink.rest()
-    arrow_length, _ = _ARROW_END.unpack_from(end, len(end) - _ARROW_END.size)
-    cut = len(end) - _ARROW_END.size - arrow_length
-    mark, arrow_footer = end[:cut], end[cut:]
-    whole = msgspec.structs.replace(meta, parts=parts, arrow_footer_crc=crc32c(arrow_footer))
-    footer = _encode(whole)
-    if max(len(footer), arrow_length) > FOOTER_BYTES_MAX:
-        raise LimitExceeded("FOOTER_BYTES_MAX", limit=FOOTER_BYTES_MAX, actual=max(len(footer), arrow_length))
-    trailer = _TRAILER.pack(_MAGIC, _VERSION, _TRAILER_BYTES, len(footer), crc32c(footer))
-    trailer += _CRC.pack(crc32c(trailer))
-    padding = bytes(-(sink.size + len(mark)) % 8)
-    return whole, [*sink.pieces, b"".join((mark, padding, footer, trailer, arrow_footer))]
+
+    def __init__(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        schema: pa.Schema,
+        codec: str,
+        describe: Callable[[], SegmentMeta],
+    ) -> None:
+        self._batches = batches
+        self._schema = schema
+        self._codec = codec
+        self._describe = describe
+        self.size = 0
+        """Bytes of the pieces so far."""
+
+    @classmethod
+    def of(cls, meta: SegmentMeta, batches: Sequence[pa.RecordBatch]) -> Encoding:
+        """Of batches that are there, and of which everything is known."""
+        return cls(batches, batches[0].schema, meta.codec, lambda: meta)
+
+    @property
+    def meta(self) -> SegmentMeta:
+        """What the footer says. Known once the last piece was asked for."""
+        return self._whole
+
+    def __iter__(self) -> Iterator[Piece]:
+        for piece in self._pieces():
+            self.size += len(piece)
+            yield piece
+
+    def _pieces(self) -> Iterator[Piece]:
+        sink = _Sink()
+        options = pa.ipc.IpcWriteOptions(compression=None if self._codec == "none" else self._codec)
+        parts: list[Part] = []
+        with pa.ipc.new_file(sink, self._schema, options=options) as writer:
+            for batch in self._batches:
+                writer.write_batch(batch)
+                # Dictionaries precede the first batch, so the head and the first batch share a part.
+                pieces = sink.take()
+                length, crc = sum(map(len, pieces)), 0
+                for piece in pieces:
+                    crc = crc32c(piece, crc)
+                offset = parts[-1].offset + parts[-1].length if parts else 0
+                parts.append(Part(offset, length, crc, batch.num_rows))
+                yield from pieces
+        yield self._end(parts, b"".join(sink.take()))
+
+    def _end(self, parts: list[Part], end: bytes) -> bytes:
+        """Both footers; `end` is what Arrow wrote behind the last batch."""
+        arrow_length, _ = _ARROW_END.unpack_from(end, len(end) - _ARROW_END.size)
+        cut = len(end) - _ARROW_END.size - arrow_length
+        mark, arrow_footer = end[:cut], end[cut:]
+        self._whole = msgspec.structs.replace(
+            self._describe(), parts=parts, arrow_footer_crc=crc32c(arrow_footer)
+        )
+        footer = _encode(self._whole)
+        longest = max(len(footer), arrow_length)
+        if longest > FOOTER_BYTES_MAX:
+            raise LimitExceeded("FOOTER_BYTES_MAX", limit=FOOTER_BYTES_MAX, actual=longest)
+        trailer = _TRAILER.pack(_MAGIC, _VERSION, _TRAILER_BYTES, len(footer), crc32c(footer))
+        trailer += _CRC.pack(crc32c(trailer))
+        padding = bytes(-(self.size + len(mark)) % 8)
+        return b"".join((mark, padding, footer, trailer, arrow_footer))
 
 
-class _Pieces:
-    """A file for Arrow to write into that copies nothing but what is small: a segment in memory a second time
-    costs more, in fresh pages, than everything else that is done to it."""
+class _Sink:
+    """A file for Arrow to write into."""
 
     closed = False
 
     def __init__(self) -> None:
-        self.pieces: list[memoryview | bytes] = []
-        self.size = 0
-        """Bytes of all parts that are ended."""
-        self._small: list[memoryview | bytes] = []
-        self._crc = 0
-        self._length = 0
+        self._pieces: list[Piece] = []
+        self._small: list[Piece] = []
 
     def write(self, data: bytes | pa.Buffer) -> None:
         """Arrow hands over its buffers themselves, and a copy of whatever is none."""
@@ -153,36 +197,18 @@ class _Pieces:
             self._small.append(view)
             return
         self._join()
-        self._add(view)
+        self._pieces.append(view)
 
     def _join(self) -> None:
         if self._small:
-            self._add(b"".join(self._small))
+            self._pieces.append(b"".join(self._small))
             self._small.clear()
 
-    def _add(self, piece: memoryview | bytes) -> None:
-        self.pieces.append(piece)
-        self._crc = crc32c(piece, self._crc)
-        self._length += len(piece)
-
-    def end_part(self, rows: int) -> Part:
-        """What was written since the last part."""
+    def take(self) -> list[Piece]:
+        """What was written since the last call."""
         self._join()
-        part = Part(self.size, self._length, self._crc, rows)
-        self.size += self._length
-        self._crc = self._length = 0
-        return part
-
-    def rest(self) -> bytes:
-        """What was written behind the last part, taken away again."""
-        self._join()
-        count = 0
-        while self._length:
-            count += 1
-            self._length -= len(self.pieces[-count])
-        rest = b"".join(self.pieces[len(self.pieces) - count :])
-        del self.pieces[len(self.pieces) - count :]
-        return rest
+        taken, self._pieces = self._pieces, []
+        return taken
 
     def flush(self) -> None:
         """Nothing waits."""

@@ -14,7 +14,7 @@ Names are relative to the root and use `/`. Every operation may raise `OSError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 __all__ = ["Disk", "DiskFile", "Lane", "Piece"]
@@ -31,9 +31,10 @@ class DiskFile(Protocol):
         """Write all of it, or raise; after an error any part may have been written."""
         ...
 
-    def write_aside(self, offset: int, pieces: Sequence[Piece]) -> None:
+    def write_aside(self, offset: int, pieces: Iterable[Piece]) -> None:
         """As `write`, for much data that nobody waits for: the disk gets it bit by bit, so that a sync of
-        another file does not queue behind all of it. Durable with `sync`, as everything."""
+        another file does not queue behind all of it. Pieces may be made as they are asked for; what that
+        raises is raised. Durable with `sync`, as everything."""
         ...
 
     def truncate(self, size: int) -> None:

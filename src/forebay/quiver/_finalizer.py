@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,7 +24,7 @@ from forebay.quiver import _segment_file
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._disk import Disk
 from forebay.quiver._errors import from_os_error
-from forebay.quiver._segment_file import SOURCES_MAX, Batch, Built, SegmentInfo
+from forebay.quiver._segment_file import SOURCES_MAX, Batch, NotEncodable, SegmentInfo
 
 __all__ = ["TIMER_S", "Finalizer", "Frozen"]
 
@@ -219,6 +219,28 @@ class Finalizer:
             await self._clock.sleep(RETRY_S)
 
     async def _write(self, segment: Frozen) -> None:
+        """As one segment, or as several where its batches do not go together. One that cannot be written at
+        all keeps nobody else waiting: it stays, and the next attempt says what is wrong with it."""
+        waiting: deque[Sequence[Batch]] = deque([segment.batches])
+        problem: BaseException | None = None
+        is_any_written = False
+        while waiting:
+            part = waiting.popleft()
+            try:
+                await self._write_one(segment, part)
+                is_any_written = True
+            except NotEncodable as error:
+                if len(part) == 1:
+                    problem = error.__cause__
+                else:
+                    half = len(part) // 2
+                    waiting.extendleft((part[half:], part[:half]))
+        if problem is not None and not is_any_written:
+            raise problem
+        if segment.batches:
+            self._queue.append(segment)
+
+    async def _write_one(self, segment: Frozen, batches: Sequence[Batch]) -> None:
         template = SegmentMeta(
             segment=self.next_segment,
             entries=[],
@@ -232,31 +254,21 @@ class Finalizer:
             contexts=[],
             parts=[],
         )
-        batches = list(segment.batches)
-        built = await self._disk.run(
-            "segments",
-            lambda: _segment_file.build(
-                batches, template=template, event_time_column=self._config.event_time_column
-            ),
-        )
-        for each in built:
-            await self._write_one(segment, each)
-        if segment.batches:
-            # Some cannot be written, which the next attempt says. They keep nobody else waiting.
-            self._queue.append(segment)
-
-    async def _write_one(self, segment: Frozen, built: Built) -> None:
-        number = built.meta.segment
-        self.next_segment = number + 1
+        self.next_segment += 1
         try:
-            info = await self._disk.run("segments", lambda: _segment_file.write(self._disk, built))
+            info = await self._disk.run(
+                "segments",
+                lambda: _segment_file.write(
+                    self._disk, batches, template=template, event_time_column=self._config.event_time_column
+                ),
+            )
         except Exception:
-            self._skipped(number)
+            self._skipped(template.segment)
             raise
-        if segment.batches[0] is built.batches[0]:
-            segment.batches = segment.batches[len(built.batches) :]
+        if len(batches) == len(segment.batches):
+            segment.batches = []
         else:
-            gone = {each.sequence for each in built.batches}
+            gone = {each.sequence for each in batches}
             segment.batches = [each for each in segment.batches if each.sequence not in gone]
         segment.bytes -= info.raw_bytes
         self.bytes -= info.raw_bytes

@@ -124,7 +124,7 @@ class Forwarder:
             sink = pa.BufferOutputStream()
             pq.write_table(view.table(), sink, compression="zstd")
             return memoryview(sink.getvalue())
-        return b"".join(whole_pieces(view)[1]) if view.bad_parts else view.data
+        return b"".join(whole_pieces(view)) if view.bad_parts else view.data
 
 
 async def read_forwarded(

@@ -10,7 +10,7 @@ import mmap
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
@@ -232,7 +232,7 @@ class _LocalFile:
             if ahead and written:
                 ahead[0] = ahead[0][written:]
 
-    def write_aside(self, offset: int, pieces: Sequence[Piece]) -> None:
+    def write_aside(self, offset: int, pieces: Iterable[Piece]) -> None:
         """Pieces of some 512 KiB, each handed to the disk before the next is written. Left to itself, the
         kernel would hand all of it over at the sync, and every sync of the WAL would wait behind it."""
         waiting: list[Piece] = []

@@ -20,9 +20,8 @@ from typing import Final
 import msgspec
 
 from forebay.errors import FormatError, NotFound
-from forebay.formats import quiver_segment
 from forebay.formats.quiver_ack import Floor
-from forebay.formats.quiver_segment import SegmentMeta, Source
+from forebay.formats.quiver_segment import Encoding, Source
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._disk import Disk, Piece
 from forebay.quiver._errors import UnknownSubscriber
@@ -109,9 +108,8 @@ def _repair_segment(disk: Disk, name: str, done: Repaired) -> None:
         piece = data[part.offset : part.offset + part.length]
         _write(disk, f"quarantine/part-{number:016d}-{part.offset}.bin", [piece])
     disk.sync_directory("quarantine")
-    _, pieces = whole_pieces(view)
     temporary = f"{segment_name(number)}.tmp"
-    _write(disk, temporary, pieces)
+    _write(disk, temporary, whole_pieces(view))
     disk.protect(temporary)
     disk.rename(temporary, name)
     disk.sync_directory("segments")
@@ -130,7 +128,7 @@ def _repair_dead_letter(disk: Disk, name: str) -> None:
         disk.sync_directory("dead")
 
 
-def whole_pieces(view: SegmentView) -> tuple[SegmentMeta, list[Piece]]:
+def whole_pieces(view: SegmentView) -> list[Piece]:
     """A segment file with the good parts of a damaged one."""
     kept = view.row_indices()
     ends, end = [], 0
@@ -144,7 +142,7 @@ def whole_pieces(view: SegmentView) -> tuple[SegmentMeta, list[Piece]]:
         begin = end
     batches = list(view.batches())
     meta = msgspec.structs.replace(view.meta, sources=sources, rows=len(kept))
-    return quiver_segment.encode(meta, batches)
+    return list(Encoding.of(meta, batches))
 
 
 def _put_aside(disk: Disk, name: str, number: int, done: Repaired) -> None:

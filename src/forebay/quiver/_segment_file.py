@@ -7,11 +7,13 @@ the WAL entries in it, so that they are not replayed.
 
 **Dictionaries** are unified by value over the whole segment, and small batches are joined into record batches
 of some 256 KiB. Where the union of the values does not fit the index type, or where nested dictionaries
-differ, the batches are split over several segments: a type never changes.
+differ, the batches are split over several segments: a type never changes. Batches are joined, encoded and
+written one after the other: a segment is never in memory as a whole a second time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,16 +24,15 @@ import pyarrow.compute as pc
 from forebay.errors import FormatError
 from forebay.formats import quiver_segment
 from forebay.formats.quiver_ack import Runs
-from forebay.formats.quiver_segment import SegmentMeta, Source
+from forebay.formats.quiver_segment import Encoding, SegmentMeta, Source
 from forebay.formats.quiver_wal import has_dictionary
 from forebay.quiver._disk import Disk, Piece
 from forebay.quiver._runs import RunSet
 
 __all__ = [
     "Batch",
-    "Built",
+    "NotEncodable",
     "SegmentInfo",
-    "build",
     "info_of",
     "read_meta",
     "runs_of",
@@ -74,13 +75,8 @@ class SegmentInfo:
     entries: Runs
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A segment ready to be written."""
-
-    meta: SegmentMeta
-    pieces: list[Piece]
-    batches: list[Batch]
+class NotEncodable(Exception):
+    """These batches cannot be put into one segment. Its cause says why."""
 
 
 def segment_name(segment: int) -> str:
@@ -88,54 +84,45 @@ def segment_name(segment: int) -> str:
     return f"segments/{segment:016d}.arrow"
 
 
-def build(batches: list[Batch], *, template: SegmentMeta, event_time_column: str) -> list[Built]:
-    """Segments with these batches, mostly one, numbered from `template.segment` on. Runs in a thread.
+class _Joined:
+    """The record batches of a segment, each made when it is asked for, and the range of their event times."""
 
-    What cannot go into one segment is split. A batch that cannot be written at all is in none of them; raises
-    its error where that is true of every one.
-    """
-    try:
-        joined = _joined(batches)
-        meta, pieces = quiver_segment.encode(_meta(batches, joined, template, event_time_column), joined)
-        return [Built(meta, pieces, batches)]
-    except Exception:
-        if len(batches) == 1:
-            raise
-    built: list[Built] = []
-    problem: Exception | None = None
-    half = len(batches) // 2
-    for part in (batches[:half], batches[half:]):
-        numbered = msgspec.structs.replace(template, segment=template.segment + len(built))
-        try:
-            built += build(part, template=numbered, event_time_column=event_time_column)
-        except Exception as error:
-            problem = error
-    if problem is not None and not built:
-        raise problem
-    return built
+    def __init__(self, batches: Sequence[Batch], event_time_column: str) -> None:
+        self._chunks, self._counts = _grouped(batches)
+        self.schema = self._chunks[0].schema
+        self._times = _EventTimes(self.schema, event_time_column)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        at = 0
+        for count in self._counts:
+            chunks = self._chunks[at : at + count]
+            at += count
+            joined = chunks[0] if count == 1 else pa.concat_batches(chunks)
+            self._times.add(joined)
+            yield joined
+
+    @property
+    def event_ns(self) -> tuple[int, int] | None:
+        """Of those that were asked for."""
+        return self._times.range()
 
 
-def _joined(batches: list[Batch]) -> list[pa.RecordBatch]:
+def _grouped(batches: Sequence[Batch]) -> tuple[list[pa.RecordBatch], list[int]]:
+    """Record batches with one dictionary for all, and how many in a row become one."""
     chunks = [each.batch for each in batches]
-    if len(chunks) == 1:
-        return chunks
     counts = _group_counts([each.size for each in batches])
-    if any(has_dictionary(each.type) for each in chunks[0].schema):
-        try:
-            unified = pa.Table.from_batches(chunks).unify_dictionaries().to_batches()
-        except pa.ArrowException:
-            # It cannot unify these: batches that share a dictionary go together, others are split.
-            return chunks
-        if len(unified) != len(chunks):  # empty batches vanish
-            unified = [each for each in unified if each.num_rows]
-            counts = _group_counts([each.nbytes for each in unified])
-        chunks = unified or chunks[:1]
-        counts = counts or [1]
-    joined, at = [], 0
-    for count in counts:
-        joined.append(chunks[at] if count == 1 else pa.concat_batches(chunks[at : at + count]))
-        at += count
-    return joined
+    if len(chunks) == 1 or not any(has_dictionary(each.type) for each in chunks[0].schema):
+        return chunks, counts
+    try:
+        unified = pa.Table.from_batches(chunks).unify_dictionaries().to_batches()
+    except pa.ArrowException:
+        # It cannot unify these: batches that share a dictionary go together, others are split.
+        return chunks, [1] * len(chunks)
+    if len(unified) == len(chunks):
+        return unified, counts
+    # Empty batches vanish.
+    unified = [each for each in unified if each.num_rows] or chunks[:1]
+    return unified, _group_counts([each.nbytes for each in unified])
 
 
 def _group_counts(sizes: list[int]) -> list[int]:
@@ -152,9 +139,7 @@ def _group_counts(sizes: list[int]) -> list[int]:
     return counts
 
 
-def _meta(
-    batches: list[Batch], joined: list[pa.RecordBatch], template: SegmentMeta, event_time_column: str
-) -> SegmentMeta:
+def _described(batches: Sequence[Batch], template: SegmentMeta, joined: _Joined) -> SegmentMeta:
     contexts: dict[tuple[tuple[str, str], ...], int] = {}
     sources = [
         Source(
@@ -165,19 +150,15 @@ def _meta(
         for each in batches
     ]
     times = [each.time_ms for each in batches]
-    return SegmentMeta(
-        segment=template.segment,
+    return msgspec.structs.replace(
+        template,
         entries=runs_of([each.sequence for each in batches]),
-        signal=template.signal,
-        schema_hash=template.schema_hash,
-        rows=sum(each.num_rows for each in joined),
-        codec=template.codec,
-        raw_bytes=sum(each.size for each in batches),
+        rows=sum([each.rows for each in sources]),
+        raw_bytes=sum([each.size for each in batches]),
         ingested_ms=(min(times), max(times)),
-        event_ns=_event_range(joined, event_time_column),
+        event_ns=joined.event_ns,
         sources=sources,
         contexts=[dict(key) for key in contexts],
-        parts=[],
     )
 
 
@@ -188,34 +169,53 @@ def runs_of(sequences: list[int]) -> Runs:
     return RunSet((each, each) for each in sequences).runs()
 
 
-def _event_range(joined: list[pa.RecordBatch], name: str) -> tuple[int, int] | None:
-    if name not in joined[0].schema.names or joined[0].schema.names.count(name) > 1:
-        return None
-    kind = joined[0].schema.field(name).type
-    if not (pa.types.is_timestamp(kind) or pa.types.is_signed_integer(kind)):
-        return None
-    column = pa.chunked_array([each.column(name) for each in joined])
-    if pa.types.is_timestamp(kind):
-        scale = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[kind.unit]
-        column = column.cast(pa.int64())
-    else:
-        scale = 1
-    found = pc.min_max(column)
-    if not found["min"].is_valid:
-        return None
-    low, high = found["min"].as_py() * scale, found["max"].as_py() * scale
-    # Times beyond what nanoseconds in 64 bits can say are given no range, rather than a wrong one.
-    return (low, high) if low >= -(1 << 63) and high < 1 << 63 else None
+class _EventTimes:
+    """The range of one column, where there is one such column and it holds times."""
+
+    _SCALES: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+
+    def __init__(self, schema: pa.Schema, name: str) -> None:
+        self._scale = 0
+        self._ends: list[int] = []
+        if schema.names.count(name) == 1:
+            self._index = schema.names.index(name)
+            kind = schema.field(self._index).type
+            if pa.types.is_timestamp(kind):
+                self._scale = self._SCALES[kind.unit]
+            elif pa.types.is_signed_integer(kind):
+                self._scale = 1
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Look at a batch."""
+        if not self._scale:
+            return
+        column = batch.column(self._index)
+        found = pc.min_max(column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column)
+        if found["min"].is_valid:
+            self._ends += [found["min"].as_py() * self._scale, found["max"].as_py() * self._scale]
+
+    def range(self) -> tuple[int, int] | None:
+        """Lowest and highest. Times beyond what nanoseconds in 64 bits can say are given no range, rather
+        than a wrong one."""
+        if not self._ends:
+            return None
+        low, high = min(self._ends), max(self._ends)
+        return (low, high) if low >= -(1 << 63) and high < 1 << 63 else None
 
 
-def write(disk: Disk, built: Built) -> SegmentInfo:
-    """Make it durable under its name, and look whether it is there. Runs in a thread."""
-    meta = built.meta
-    name = segment_name(meta.segment)
+def write(
+    disk: Disk, batches: Sequence[Batch], *, template: SegmentMeta, event_time_column: str
+) -> SegmentInfo:
+    """Make a segment of these batches durable under its name, and look whether it is there. Runs in a thread.
+
+    Raises `NotEncodable` where it is the batches that do not go together.
+    """
+    name = segment_name(template.segment)
     temporary = f"{name}.tmp"
     file = disk.open(temporary, create=True)
     try:
-        file.write_aside(0, built.pieces)
+        encoding = _encoding(batches, template, event_time_column)
+        file.write_aside(0, _pieces(encoding))
         file.sync()
     except BaseException:
         file.close()
@@ -226,16 +226,31 @@ def write(disk: Disk, built: Built) -> SegmentInfo:
     disk.rename(temporary, name)
     try:
         disk.sync_directory("segments")
-        size = sum(map(len, built.pieces))
-        found = read_meta(disk, name, size)
-        if found != meta:
+        found = read_meta(disk, name, encoding.size)
+        if found != encoding.meta:
             raise FormatError(f"{name}: what was read back is not what was written", hint="see to the disk")
     except BaseException:
         # The batches will be written again under another number. Should this file come back all the same,
         # recovery knows it by the WAL entries it shares with the other.
         disk.remove(name)
         raise
-    return info_of(found, size)
+    return info_of(found, encoding.size)
+
+
+def _encoding(batches: Sequence[Batch], template: SegmentMeta, event_time_column: str) -> Encoding:
+    try:
+        joined = _Joined(batches, event_time_column)
+        return Encoding(joined, joined.schema, template.codec, lambda: _described(batches, template, joined))
+    except Exception as error:
+        raise NotEncodable from error
+
+
+def _pieces(encoding: Encoding) -> Iterator[Piece]:
+    """Whatever goes wrong in here is the batches' fault, and not the disk's."""
+    try:
+        yield from encoding
+    except Exception as error:
+        raise NotEncodable from error
 
 
 def info_of(meta: SegmentMeta, file_bytes: int) -> SegmentInfo:
