@@ -22,9 +22,10 @@ Rejected: to split a large crowd, so that one half is synced while the other com
 quicker on a busy disk and slower where syncs are fast: not enough for what it adds here.
 
 **Failures.** A write that fails (a full disk) is cut back to the last good end and the cut is synced: those
-callers get `NotDone`, later ones may succeed. A sync that fails, of data or of a directory, latches: the
-kernel may have thrown the pages away, and a second sync would report success for data that is gone. Callers
-in that group get `OutcomeUnknown`, everybody after them `QuiverFailed`, until the store is reopened.
+callers get `NotDone`, later ones may succeed; and so do the callers of a group that cannot be encoded. A sync
+that fails, of data or of a directory, latches: the kernel may have thrown the pages away, and a second sync
+would report success for data that is gone. Callers in that group get `OutcomeUnknown`, everybody after them
+`QuiverFailed`, until the store is reopened.
 
 **Crash points.** File made but name not synced: no frame in it was acknowledged. Frames written, not synced:
 recovery keeps what is whole. A file with frames is never continued: each opening begins a new one, so a torn
@@ -40,7 +41,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forebay.errors import Closed, ForebayError, OutcomeUnknown
+from forebay.errors import Closed, ForebayError, NotDone, OutcomeUnknown
 from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, check_body, encode_frame
 from forebay.kit.clock import Clock
 from forebay.quiver._disk import Disk, DiskFile, Piece
@@ -291,16 +292,11 @@ class GroupLog:
         file, active = self._files.handle, self._files.active
         assert file is not None
         assert active is not None
-        pieces: list[Piece] = []
-        generation = active.generation
-        for item in group:
-            body, length = item.body, item.size - FRAME_OVERHEAD_BYTES
-            before, behind = encode_frame(item.type, generation, item.sequence, item.time_ns, length, body)
-            pieces.append(before)
-            pieces += body
-            pieces.append(behind)
-        # Where the next group is written, and how long a body is, was counted by whoever appended.
-        assert sum(map(len, pieces)) == size
+        try:
+            pieces = _encoded(group, size, active.generation)
+        except NotDone as problem:
+            self._settle(group, size, problem)
+            return
         run = self._disk.run_here if is_here else self._disk.submit
         run(
             self._lane,
@@ -324,7 +320,7 @@ class GroupLog:
                     item.done.set_result(item.answer)
         elif isinstance(problem, OSError):
             _fail(group, from_os_error(f"writing the {self._suffix} file", problem))
-        elif isinstance(problem, QuiverFailed):
+        elif isinstance(problem, NotDone):
             _fail(group, problem)
         else:
             _fail(group, OutcomeUnknown(f"a write to the {self._suffix} file", reason=str(problem)))
@@ -371,6 +367,25 @@ class GroupLog:
     async def drop_spares(self, keep: int = 0) -> None:
         """Give the space of spares back, but for some."""
         await self._files.drop_spares(keep)
+
+
+def _encoded(group: list[Item], size: int, generation: int) -> list[Piece]:
+    """The frames of a group. Raises `NotDone`: whatever is wrong with one, nothing is written yet."""
+    pieces: list[Piece] = []
+    try:
+        for item in group:
+            body, length = item.body, item.size - FRAME_OVERHEAD_BYTES
+            before, behind = encode_frame(item.type, generation, item.sequence, item.time_ns, length, body)
+            pieces.append(before)
+            pieces += body
+            pieces.append(behind)
+    except Exception as error:
+        raise NotDone(f"a frame cannot be encoded: {error!r}", hint="try it again") from error
+    # Where the next group is written, and how long a body is, was counted by whoever appended.
+    found = sum(map(len, pieces))
+    if found != size:
+        raise NotDone(f"{size:,} bytes of frames were counted, and {found:,} encoded", hint="try it again")
+    return pieces
 
 
 def _write_and_sync(file: DiskFile, offset: int, pieces: list[Piece]) -> None:
