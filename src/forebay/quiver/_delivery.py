@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import heapq
 import itertools
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ from forebay.quiver._reading import SegmentReader, SegmentView
 from forebay.quiver._segment_file import SegmentInfo, segment_name
 
 __all__ = ["Deliveries", "Delivery"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -244,6 +247,19 @@ class Deliveries:
             if deadline is not None and now >= deadline:
                 return None
             await self._sleep(desk, deadline, now)
+
+    async def look(self, segment: int) -> SegmentView | None:
+        """A segment without a claim. None where it is gone, or damaged beyond reading, which is counted."""
+        try:
+            return await self.reader.open(segment)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise from_os_error("reading a segment", error) from error
+        except FormatError as error:
+            self._metrics.read_errors.inc()
+            _log.warning("quiver.segment.unreadable: segment %d: %s", segment, error)
+            return None
 
     def _desk(self, name: str) -> _Desk:
         state = self._acks.state.subscribers.get(name)

@@ -28,7 +28,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forebay.errors import ForebayError, PreconditionFailed, UsageError
+from forebay.errors import ForebayError, FormatError, NotFound, PreconditionFailed, UsageError
 from forebay.formats.quiver_segment import SegmentMeta
 from forebay.quiver._delivery import Delivery
 from forebay.quiver._quiver import Quiver
@@ -133,13 +133,20 @@ async def read_forwarded(
     """The forwarded Arrow segments that can hold what is asked for, each looked at and checked.
 
     Days that cannot match are not fetched; for the others the object is. Use `Selection.rows` for the rows.
+    An object that is gone in the meantime is left out, and one that is no whole segment: the log names it.
     """
     wanted = selection or Selection()
     base = prefix.strip("/")
     async for info in store.list(f"{base}/" if base else ""):
         if not info.key.endswith(".arrow") or not _day_fits(info.key, wanted):
             continue
-        view = SegmentView(memoryview((await store.get(info.key)).data))
+        try:
+            view = SegmentView(memoryview((await store.get(info.key)).data))
+        except NotFound:
+            continue
+        except FormatError as error:
+            _log.warning("quiver.forward.unreadable: %s: %s", info.key, error)
+            continue
         if wanted.wants(view.meta):
             yield view
 
@@ -149,7 +156,10 @@ def _day_fits(key: str, wanted: Selection) -> bool:
     if wanted.ingested_ms is None or found is None:
         return True
     first, last = wanted.ingested_ms
-    day = date.fromisoformat(found[1])
+    try:
+        day = date.fromisoformat(found[1])
+    except ValueError:  # somebody else's directory
+        return True
     begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
     # The day is that of the first batch; a segment may go on into the day behind it (`SPAN_MS_MAX`).
     too_late = last is not None and begin.timestamp() * 1000 > last

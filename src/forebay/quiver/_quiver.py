@@ -490,16 +490,13 @@ class Quiver:
         """Finished segments that can hold what is asked for, oldest first, without claiming them.
 
         Rows in them that are not asked for are left to `Selection.rows`. One that is deleted in the meantime
-        is left out.
+        is left out, and one that is damaged beyond reading: it is named in the log and counted.
         """
         self._check_open()
         wanted = selection or Selection()
         for number in [each for each, info in self._segments.items() if wanted.wants(info)]:
-            if number in self._segments:
-                try:
-                    view = await self._deliveries.reader.open(number)
-                except FileNotFoundError:
-                    continue
+            self._check_open()
+            if number in self._segments and (view := await self._deliveries.look(number)) is not None:
                 yield view
                 view.release_pages()
 

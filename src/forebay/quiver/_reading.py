@@ -26,7 +26,10 @@ __all__ = ["SegmentReader", "SegmentView"]
 
 
 class SegmentView:
-    """A segment that can be read. It stays readable while it is held, even when its file is gone."""
+    """A segment that can be read. It stays readable while it is held, even when its file is gone.
+
+    Raises `FormatError` where nothing of it can be read.
+    """
 
     def __init__(self, data: memoryview, *, check: bool = True) -> None:
         self.meta: SegmentMeta = quiver_segment.decode_meta(data, len(data))
@@ -41,7 +44,10 @@ class SegmentView:
                     quiver_segment.check_part(data, part)
                 except Corrupt:
                     self.bad_parts.append(index)
-        self._file = pa.ipc.open_file(pa.py_buffer(data))
+        try:
+            self._file = pa.ipc.open_file(pa.py_buffer(data))
+        except pa.ArrowException as error:
+            raise FormatError(f"segment {self.meta.segment}: {error}", hint="it is damaged") from error
         if 0 in self.bad_parts and any(has_dictionary(each.type) for each in self._file.schema):
             self.bad_parts = list(range(len(self.meta.parts)))
 
@@ -109,7 +115,4 @@ class SegmentReader:
         self._views.pop(segment, None)
 
     def _load(self, segment: int) -> SegmentView:
-        try:
-            return SegmentView(self._disk.read(segment_name(segment)))
-        except pa.ArrowException as error:
-            raise FormatError(f"segment {segment}: {error}", hint="it is damaged") from error
+        return SegmentView(self._disk.read(segment_name(segment)))
