@@ -191,7 +191,8 @@ class Quiver:
                 self._segments,
                 self._budget,
                 self._backlog,
-            )
+            ),
+            found.newest_ms,
         )
         self._admission = Admission(config, self._wal, self._finalizer, self._retention, self._check_open)
         self._acks.start(
@@ -246,13 +247,13 @@ class Quiver:
 
     async def _replay(self, found: Recovered) -> None:
         """Put WAL entries back into open segments, but for those that time retention would take at once."""
-        retain, now_ms = self._config.retain_ms, self._clock.now_ms()
+        now_ms = self._clock.now_ms()
         expired: dict[str, list[Batch]] = {}
         kept = []
         for each in found.replay:
             entry = each.entry
             batch = Batch(each.sequence, each.time_ms, entry.batch, dict(entry.context), entry.size)
-            if retain is not None and now_ms - each.time_ms > retain:
+            if self._retention.is_expired(now_ms, each.time_ms):
                 expired.setdefault(entry.signal, []).append(batch)
             kept.append((entry, batch))
         dropped: set[int] = set()

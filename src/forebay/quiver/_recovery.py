@@ -78,6 +78,8 @@ class Recovered:
     replay: list[ReplayEntry] = field(default_factory=list)
     aside_bytes: int = 0
     """Bytes in `quarantine/` and `dead/`."""
+    newest_ms: int = 0
+    """The latest time that a file speaks of."""
 
 
 def recover(disk: Disk, *, read_only: bool = False) -> Recovered:
@@ -189,6 +191,7 @@ class _Recovery:
                 self._put_aside(f"segments/{name}", f"segment-{number:016d}.arrow")
                 continue
             found.segments[number] = info_of(meta, size)
+            found.newest_ms = max(found.newest_ms, meta.ingested_ms[1])
         for name, _ in self.disk.list("quarantine"):
             if match := _QUARANTINED.fullmatch(name):
                 found.state.next_segment = max(found.state.next_segment, int(match[1]) + 1)
@@ -297,6 +300,8 @@ class _Recovery:
         if header is None and frames:
             self._damaged(f"{directory}-{file.generation:016d}-0", data[:FILE_HEADER_BYTES])
         if frames:
+            newest_ns = max(each.time_ns for each in frames)
+            self.found.newest_ms = max(self.found.newest_ms, newest_ns // 1_000_000)
             file.first_sequence, file.last_sequence = frames[0].sequence, frames[-1].sequence
         elif header is not None:
             file.first_sequence = header.first_sequence

@@ -10,6 +10,12 @@ cap: first what is processed, then, only under `drop_oldest`, the oldest segment
 between leaves a file that the next opening deletes again. One stuck segment stops nothing: every other is
 judged on its own.
 
+**Time.** What a segment says of its age holds as long as the wall clock does. So expiry pauses after a step of
+the clock, and after an opening long after the last thing that the store wrote: nobody watched the clock in
+between, and a machine that starts may have a wrong one for a while. What came in since the opening is never
+older than the monotonic clock says: a clock that was far behind then, and is set right, takes nothing. A clock
+that stays wrong for longer than the pause is believed.
+
 **The cap is about files.** It counts WAL, segments, `ack.log`, checkpoints, quarantine and dead letters, and
 what the data in memory will need when it becomes a segment. Several instances may share one (`_budget`).
 """
@@ -34,14 +40,17 @@ from forebay.quiver._errors import QuiverFull
 from forebay.quiver._finalizer import Finalizer
 from forebay.quiver._group_log import GroupLog
 from forebay.quiver._metrics import QuiverMetrics
+from forebay.quiver._runs import RunSet
 from forebay.quiver._segment_file import Batch, SegmentInfo, runs_of, segment_name
 
 __all__ = ["RESERVE_BYTES", "Parts", "Retention"]
 
 CLOCK_JUMP_MS: Final = 60_000
-"""A forward step of the wall clock that pauses expiry."""
+"""A forward step of the wall clock that pauses expiry, and a time without the store that does."""
 CLOCK_PAUSE_S: Final = 600.0
 """Seconds for which it does: time for a wrong clock to be set right."""
+DROPPED_AT_ONCE_MAX: Final = 100
+"""Segments that are told to be dropped, and deleted, together: syncs are shared, and no step takes long."""
 RESERVE_BYTES: Final = 64 * 1024
 """Bytes kept free for file headers, footers and checkpoints."""
 
@@ -64,9 +73,9 @@ class Parts:
 
 
 class Retention:
-    """See the module."""
+    """See the module. `newest_ms` is the latest time that the files speak of, 0 where they speak of none."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, newest_ms: int) -> None:
         self._parts = parts
         self._budget = parts.budget
         self._config = parts.config
@@ -74,7 +83,11 @@ class Retention:
         """Held by whoever deletes segments, or must see none deleted."""
         self._last_ms = parts.clock.now_ms()
         self._last_s = parts.clock.monotonic()
-        self._paused_until = 0.0
+        is_long_ago = 0 < newest_ms < self._last_ms - CLOCK_JUMP_MS
+        self._paused_until = self._last_s + CLOCK_PAUSE_S if is_long_ago else 0.0
+        self._first_entry = parts.acks.state.next_entry
+        self._opened_s: dict[int, float] = {}
+        """When segments with entries of this opening were opened, at the earliest, on the monotonic clock."""
         self._processed: set[int] = set()
         self.granted = 0
         """Bytes of batches that may be queued without being asked for: see `_admission`."""
@@ -105,6 +118,9 @@ class Retention:
     def registered(self, info: SegmentInfo) -> None:
         """A segment is there."""
         self._oldest_ms = min(self._oldest_ms, info.ingested_ms[1])
+        if self._config.retain_ms is not None and info.entries[-1][1] >= self._first_entry:
+            opened_s = self._parts.clock.monotonic() - self._config.segment_open_ms / 1000
+            self._opened_s[info.segment] = opened_s
 
     def judge(self, record: Record) -> None:
         """Look whether a record made segments deletable."""
@@ -189,17 +205,23 @@ class Retention:
         return await self._delete(gone, "processed")
 
     async def _expire(self) -> None:
-        retain = self._config.retain_ms
         now_ms = self._look_at_clock()
-        if retain is None or self._parts.clock.monotonic() < self._paused_until:
-            return
-        if now_ms - self._oldest_ms <= retain:
+        if not self.is_expired(now_ms, self._oldest_ms):
             return
         segments = self._parts.segments
-        for number in [each for each, info in segments.items() if now_ms - info.ingested_ms[1] > retain]:
-            await self._drop(number, "expired")
+        old = [each for each, info in segments.items() if self.is_expired(now_ms, info.ingested_ms[1], each)]
+        for begin in range(0, len(old), DROPPED_AT_ONCE_MAX):
+            await self._drop(old[begin : begin + DROPPED_AT_ONCE_MAX], "expired")
         # Counted last: what could not be dropped is looked at again.
         self._oldest_ms = min((each.ingested_ms[1] for each in segments.values()), default=1 << 62)
+
+    def is_expired(self, now_ms: int, ingested_ms: int, segment: int = 0) -> bool:
+        """Whether time retention takes what came in then, as a part of this segment if it is in one."""
+        retain, now_s = self._config.retain_ms, self._parts.clock.monotonic()
+        if retain is None or now_ms - ingested_ms <= retain or now_s < self._paused_until:
+            return False
+        opened_s = self._opened_s.get(segment)
+        return opened_s is None or (now_s - opened_s) * 1000 > retain
 
     def _look_at_clock(self) -> int:
         clock = self._parts.clock
@@ -229,7 +251,7 @@ class Retention:
         while self.is_over(more):
             victim = self._victim()
             if victim is not None:
-                if not await self._drop(victim, "size"):
+                if not await self._drop([victim], "size"):
                     return
             elif finalizer.is_writing or (finalizer.is_busy and finalizer.problem is None):
                 await finalizer.changed()
@@ -287,22 +309,29 @@ class Retention:
             parts.metrics.lost_bytes.labels(reason).inc(sum(each.size for each in some))
             parts.metrics.lost_rows.labels(signal, reason).inc(sum(each.batch.num_rows for each in some))
 
-    async def _drop(self, segment: int, reason: Literal["size", "expired"]) -> bool:
-        """Let a segment go that somebody still needs: told to everybody first, durably. False where its file
+    async def _drop(self, segments: list[int], reason: Literal["size", "expired"]) -> bool:
+        """Let segments go that somebody still needs: told to everybody first, durably. False where a file
         cannot be deleted."""
         parts = self._parts
-        info, state = parts.segments[segment], parts.acks.state
-        needed = [each.name for each in state.subscribers.values() if not each.is_resolved(segment)]
+        state = parts.acks.state
+        records: list[Record] = []
+        for who in state.subscribers.values():
+            needed = RunSet((each, each) for each in segments if not who.is_resolved(each))
+            records += [Outcome(who.name, first, last, "dropped", reason) for first, last in needed.runs()]
         # Told once, also where its file could not be deleted then.
-        if needed or (not state.subscribers and segment in state.live):
-            records: list[Record] = [Outcome(name, segment, segment, "dropped", reason) for name in needed]
-            records.append(Dropped(segment, reason, info.rows, info.raw_bytes))
+        told = [each for each in segments if not state.is_resolved(each)]
+        if not state.subscribers:
+            told = [each for each in told if each in state.live]
+        infos = [parts.segments[each] for each in told]
+        records += [Dropped(each.segment, reason, each.rows, each.raw_bytes) for each in infos]
+        if records:
             await parts.acks.commit(records)
+        for info in infos:
             parts.metrics.segment_dropped.inc()
             parts.metrics.lost_segments.labels(reason).inc()
             parts.metrics.lost_bytes.labels(reason).inc(info.raw_bytes)
             parts.metrics.lost_rows.labels(info.signal, reason).inc(info.rows)
-        return await self._delete([segment], reason)
+        return await self._delete(segments, reason)
 
     async def _delete(self, segments: list[int], reason: str) -> bool:
         """False where some are still there; they are tried again."""
@@ -334,6 +363,7 @@ class Retention:
                 parts.backlog.removed(info)
                 parts.metrics.reclaimed.inc(info.file_bytes)
             self._processed.discard(segment)
+            self._opened_s.pop(segment, None)
             parts.acks.state.live.remove(segment)
             parts.deliveries.reader.forget(segment)
         parts.metrics.evictions.labels(reason).inc(len(gone))
