@@ -10,11 +10,11 @@ cap: first what is processed, then, only under `drop_oldest`, the oldest segment
 between leaves a file that the next opening deletes again. One stuck segment stops nothing: every other is
 judged on its own.
 
-**Time.** What a segment says of its age holds as long as the wall clock does. So expiry pauses after a step of
-the clock, and after an opening long after the last thing that the store wrote: nobody watched the clock in
+**Time.** What a segment says of its age holds as long as the wall clock does. So expiry pauses after a step
+of the clock, and after an opening long after the last thing that the store wrote: nobody watched the clock in
 between, and a machine that starts may have a wrong one for a while. What came in since the opening is never
-older than the monotonic clock says: a clock that was far behind then, and is set right, takes nothing. A clock
-that stays wrong for longer than the pause is believed.
+older than the monotonic clock says: a clock that was far behind then, and is set right, takes nothing. A
+clock that stays wrong for longer than the pause is believed.
 
 **The cap is about files.** It counts WAL, segments, `ack.log`, checkpoints, quarantine and dead letters, and
 what the data in memory will need when it becomes a segment. Several instances may share one (`_budget`).
