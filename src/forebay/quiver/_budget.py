@@ -117,8 +117,8 @@ class SharedBudget:
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
+        # What its own slot says stays until the store is open: it may be that of a process that has it open.
         self._words = memoryview(self._map).cast("Q")
-        self.publish(0)
 
     @property
     def _fair(self) -> int:

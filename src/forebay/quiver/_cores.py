@@ -6,8 +6,8 @@ disk in common: with `static` each has an even part of `size_cap_bytes`, with `s
 (`_budget`).
 
 **Fewer cores than before.** A shard `core_<id>` with an id that no core has is *adopted* by core `id mod N`:
-it takes nothing new, its data is finalized and delivered to the subscribers of that core, and when the last
-of it is gone, so is the directory. Rejected and damaged files in it move to the adopter first.
+it takes nothing new, its data is finalized and delivered to the subscribers of that core, which are registered
+there where they are not, and when the last of it is gone, so is the directory. Rejected and damaged files in it move to the adopter first.
 
 **Crash points.** Adoption writes nothing of its own, so a crash means adopting again. The WAL is removed
 first, and that is synced, because without `ack.log` its entries would count as new; what is left then is a
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import random
 import re
@@ -29,7 +30,7 @@ from typing import Final, Literal, Self
 
 import pyarrow as pa
 
-from forebay.errors import Closed, UsageError
+from forebay.errors import Closed, ForebayError, UsageError
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.metrics import MetricsRegistry
 from forebay.quiver._budget import CORES_MAX, Budget, OwnBudget, SharedBudget
@@ -43,6 +44,7 @@ from forebay.quiver._retention import RESERVE_BYTES
 
 __all__ = ["QuiverCore"]
 
+_log = logging.getLogger(__name__)
 ADOPTED_POLL_S: Final = 0.1
 """Seconds between two looks at adopted shards, while there are any."""
 _NAME: Final = re.compile(r"core_(\d{1,3})")
@@ -82,6 +84,7 @@ class QuiverCore:
         self._config = self._whole if sharing == "shared" else self._slice()
         self._budgets: dict[int, Budget] = {}
         self._adopted: dict[int, Quiver] = {}
+        self._is_open = False
         self.own: Quiver
         """The instance of this core, once it is open."""
 
@@ -99,16 +102,18 @@ class QuiverCore:
 
     async def open(self) -> Self:
         """Open this core's instance and adopt what is its to adopt. Raises `DirectoryInUse`."""
+        if self._is_open:
+            raise UsageError("the core is open already", hint="open it once")
         try:
             make_directories(self._root)
-            own = self._instance(self._core)
-        except OSError as error:
-            raise from_os_error("making the directory", error) from error
-        self.own = await own.open()
-        try:
+            self.own = self._instance(self._core)
+            self._is_open = True
+            await self.own.open()
             await self._adopt()
-        except BaseException:
+        except BaseException as error:
             await self.close()
+            if isinstance(error, OSError):
+                raise from_os_error("making the directory", error) from error
             raise
         return self
 
@@ -148,14 +153,25 @@ class QuiverCore:
         for number, _ in self._shards():
             if not self._cores <= number < CORES_MAX or number % self._cores != self._core:
                 continue
-            # A process of the time with more cores may still be there: it keeps its shard.
-            with contextlib.suppress(DirectoryInUse):
-                self._adopted[number] = await self._instance(number).open()
+            try:
+                self._adopted[number] = adopted = await self._instance(number).open()
+            except DirectoryInUse:
+                # A process of the time with more cores may still be there: it keeps its shard.
+                self._budgets.pop(number).close()
+                continue
+            for each in self.own.stats().subscribers:
+                try:
+                    await adopted.register(each.name)
+                except ForebayError as error:
+                    # A full disk, say. The data stays, and the next opening tries again.
+                    _log.warning("quiver.core.not_registered: %s in core_%d: %s", each.name, number, error)
 
     async def close(self) -> None:
         """Close everything."""
-        for each in (*self._adopted.values(), self.own):
-            await each.close()
+        if self._is_open:
+            for each in (*self._adopted.values(), self.own):
+                await each.close()
+        self._is_open = False
         self._adopted = {}
         for budget in self._budgets.values():
             budget.close()
@@ -250,7 +266,11 @@ class QuiverCore:
                 continue
             del self._adopted[number]
             await each.close()
-            self._remove(number)
+            try:
+                self._remove(number)
+            except OSError as error:
+                # It has no data any more: the next opening adopts it again, and removes the rest.
+                _log.warning("quiver.core.not_removed: core_%d: %s", number, error)
 
     def _present(self) -> Iterator[tuple[int, Quiver]]:
         """The adopted shards, without those that another task releases in the meantime."""

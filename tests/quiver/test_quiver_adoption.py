@@ -1,0 +1,115 @@
+"""Cores that open, adopt and let go while something is in the way."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.quiver.harness import SMALL, batch, drain
+from tests.quiver.test_quiver_cores import KEEP, shards
+
+from forebay.errors import StorageFull, UsageError
+from forebay.quiver import DirectoryInUse, Quiver, QuiverCore, UnknownSubscriber
+from forebay.quiver._budget import SharedBudget
+
+
+async def abandon(path: Path, *names: str) -> None:
+    """Core 0 with a subscriber `a`, and a shard of core 1 with one batch and these subscribers."""
+    async with QuiverCore(path, 0, 2, KEEP) as core:
+        await core.register("a")
+    async with QuiverCore(path, 1, 2, KEEP) as core:
+        for name in names:
+            await core.register(name)
+        await core.ingest(batch(7))
+
+
+@pytest.mark.parametrize("names", [(), ("b",)])
+async def test_subscribers_of_the_adopter_get_what_a_shard_holds_that_never_knew_them(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    await abandon(tmp_path, *names)
+    async with QuiverCore(tmp_path, 0, 1, KEEP) as core:
+        await core.flush()
+        with pytest.raises(UnknownSubscriber):
+            await core.next("c", 0)
+        assert await drain(core, "a") == [7]  # type: ignore[arg-type]
+        await core.maintain()
+        assert core.adopted == ([1] if names else [])
+
+
+async def test_adoption_goes_on_where_a_subscriber_cannot_be_registered_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await abandon(tmp_path)
+
+    async def full(*given: Any) -> None:
+        raise StorageFull("no space", hint="")
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "forebay.quiver"):
+        patched.setattr(Quiver, "register", full)
+        async with QuiverCore(tmp_path, 0, 1, KEEP) as core:
+            assert core.adopted == [1]
+    assert "quiver.core.not_registered: a in core_1" in caplog.text
+    async with QuiverCore(tmp_path, 0, 1, KEEP) as core:
+        await core.flush()
+        assert await drain(core, "a") == [7]  # type: ignore[arg-type]
+
+
+async def test_shard_whose_directory_cannot_be_removed_is_no_error_and_goes_with_the_next_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await abandon(tmp_path, "a")
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "forebay.quiver"):
+        patched.setattr(shutil, "rmtree", refuse)
+        async with QuiverCore(tmp_path, 0, 1, KEEP) as core:
+            await core.flush()
+            assert await drain(core, "a") == [7]  # type: ignore[arg-type]
+            await core.maintain()
+            await core.ingest(batch(8))
+            await core.flush()
+            assert await drain(core, "a") == [8]  # type: ignore[arg-type]
+    assert "quiver.core.not_removed: core_1" in caplog.text
+    assert "core_1" in shards(tmp_path)
+    async with QuiverCore(tmp_path, 0, 1, KEEP) as core:
+        assert await drain(core, "a") == []  # type: ignore[arg-type]
+        await core.maintain()
+    assert "core_1" not in shards(tmp_path)
+
+
+async def test_core_that_is_not_open_can_be_closed_and_one_that_is_cannot_be_opened_again(
+    tmp_path: Path,
+) -> None:
+    core = QuiverCore(tmp_path, 0, 1, SMALL, sharing="shared")
+    await core.close()
+    async with core:
+        with pytest.raises(UsageError):
+            await core.open()
+        await core.ingest(batch(0))
+    async with core:
+        assert core.own.stats().segments == 1
+
+
+async def test_core_that_is_refused_changes_no_figure_of_the_one_that_has_the_directory(
+    tmp_path: Path,
+) -> None:
+    async with QuiverCore(tmp_path, 0, 2, KEEP, sharing="shared") as core:
+        await core.ingest(batch(0))
+        await core.maintain()
+        budget = core._budgets[0]
+        assert isinstance(budget, SharedBudget)
+        before = budget._words.tolist()
+        assert before[0] > 0
+        refused = QuiverCore(tmp_path, 0, 2, KEEP, sharing="shared")
+        with pytest.raises(DirectoryInUse):
+            await refused.open()
+        assert budget._words.tolist() == before
+        assert not refused._budgets
+        await refused.close()
