@@ -75,7 +75,8 @@ class QuiverConfig:
     retain_ms: int | None = None
     """Milliseconds after ingestion at which a segment goes even if nobody had it. None: never."""
     ack_file_bytes: int = 4 * 1024 * 1024
-    """Bytes at which the next ack.log file is begun, with a checkpoint."""
+    """Bytes at which the next ack.log file is begun, with a checkpoint. Never more than a sixteenth of
+    `size_cap_bytes`, which must leave room for data beside it."""
     checkpoint_interval_ms: int = 60_000
     """Milliseconds after which a checkpoint is written if there is anything new."""
     maintenance_interval_ms: int = 1_000
@@ -92,12 +93,23 @@ class QuiverConfig:
     maps_max: int = 64
     """Segments kept mapped for readers at once."""
     dead_letter_bytes_max: int = 64 * 1024 * 1024
-    """Bytes of rejected and quarantined files that are kept; the oldest go first."""
+    """Bytes of rejected and quarantined files that are kept; the oldest go first. Never more than a quarter
+    of `size_cap_bytes`: nobody acknowledges them, so they must not shut data out."""
 
     @property
     def wal_spares_max(self) -> int:
         """Spare WAL files that the bound of the WAL leaves room for."""
         return min(self.wal_spare_files, self.wal_bytes_max // (2 * self.wal_file_bytes))
+
+    @property
+    def ack_rotation_bytes(self) -> int:
+        """Bytes of an ack.log file."""
+        return min(self.ack_file_bytes, self.size_cap_bytes // 16)
+
+    @property
+    def aside_bytes_max(self) -> int:
+        """Bytes of rejected and quarantined files."""
+        return min(self.dead_letter_bytes_max, self.size_cap_bytes // 4)
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

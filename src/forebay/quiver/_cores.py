@@ -6,8 +6,9 @@ disk in common: with `static` each has an even part of `size_cap_bytes`, with `s
 (`_budget`).
 
 **Fewer cores than before.** A shard `core_<id>` with an id that no core has is *adopted* by core `id mod N`:
-it takes nothing new, its data is finalized and delivered to the subscribers of that core, which are registered
-there where they are not, and when the last of it is gone, so is the directory. Rejected and damaged files in it move to the adopter first.
+it takes nothing new, its data is finalized and delivered to the subscribers of that core, which are
+registered there where they are not, and when the last of it is gone, so is the directory. Rejected and
+damaged files in it move to the adopter first.
 
 **Crash points.** Adoption writes nothing of its own, so a crash means adopting again. The WAL is removed
 first, and that is synced, because without `ack.log` its entries would count as new; what is left then is a
@@ -81,12 +82,17 @@ class QuiverCore:
         self._clock = clock or SystemClock()
         self._random = randomness
         self._metrics = metrics or MetricsRegistry()
-        self._config = self._whole if sharing == "shared" else self._slice()
+        self._config = self._shared() if sharing == "shared" else self._slice()
         self._budgets: dict[int, Budget] = {}
         self._adopted: dict[int, Quiver] = {}
         self._is_open = False
         self.own: Quiver
         """The instance of this core, once it is open."""
+
+    def _shared(self) -> QuiverConfig:
+        # Dead letters are kept whoever is short of space, so each core has its part of the bound.
+        whole = self._whole
+        return dataclasses.replace(whole, dead_letter_bytes_max=whole.aside_bytes_max // self._cores)
 
     def _slice(self) -> QuiverConfig:
         share = self._whole.size_cap_bytes // self._cores
@@ -123,7 +129,7 @@ class QuiverCore:
         if self._sharing == "static":
             budget = OwnBudget(self._config.size_cap_bytes)
         else:
-            reserve = whole.wal_bytes_max + 2 * whole.segment_bytes + whole.ack_file_bytes + RESERVE_BYTES
+            reserve = whole.wal_bytes_max + 2 * whole.segment_bytes + whole.ack_rotation_bytes + RESERVE_BYTES
             budget = SharedBudget(
                 self._root / "usage",
                 core=core,

@@ -332,7 +332,7 @@ class Deliveries:
     async def _quarantine(self, segment: int, files: Callable[[], dict[str, Piece]]) -> None:
         """Damaged bytes outlive their segment, within the bound. Once, and never at the cost of delivery."""
         self._damaged.add(segment)
-        limit = self._config.dead_letter_bytes_max
+        limit = self._config.aside_bytes_max
         with contextlib.suppress(OSError):
             self.aside_bytes = await self._disk.run(
                 "reads", lambda: _aside.keep(self._disk, "quarantine", files(), limit)
@@ -340,7 +340,7 @@ class Deliveries:
 
     async def bound_aside(self) -> None:
         """Hold what was put aside at opening to the bound, once everybody has been told of it."""
-        limit = self._config.dead_letter_bytes_max
+        limit = self._config.aside_bytes_max
         if self.aside_bytes > limit:
             with contextlib.suppress(OSError):
                 self.aside_bytes = await self._disk.run(
@@ -439,7 +439,7 @@ class Deliveries:
 
     async def _keep_dead(self, name: str, segment: int) -> None:
         """A copy for whoever wants to look at it; the oldest copies make room."""
-        limit = self._config.dead_letter_bytes_max
+        limit = self._config.aside_bytes_max
 
         def work() -> int:
             data = self._disk.read(segment_name(segment))

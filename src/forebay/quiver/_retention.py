@@ -102,7 +102,7 @@ class Retention:
     def projected_bytes(self, more: int) -> int:
         """Bytes on disk once everything in memory, and `more` bytes of a new batch, are in files."""
         parts = self._parts
-        reserve = self._config.ack_file_bytes + RESERVE_BYTES
+        reserve = self._config.ack_rotation_bytes + RESERVE_BYTES
         more += parts.wal.pending_bytes + self.granted
         return self.used_bytes + parts.finalizer.bytes + 2 * more + reserve
 
@@ -113,7 +113,7 @@ class Retention:
             parts.segments[each].file_bytes for each in parts.deliveries.leased() if each in parts.segments
         )
         kept = held + parts.acks.bytes + parts.deliveries.aside_bytes
-        return kept + 2 * (parts.wal.pending_bytes + more) + self._config.ack_file_bytes + RESERVE_BYTES
+        return kept + 2 * (parts.wal.pending_bytes + more) + self._config.ack_rotation_bytes + RESERVE_BYTES
 
     def registered(self, info: SegmentInfo) -> None:
         """A segment is there."""
