@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.quiver.harness import batch, drain
 
-from forebay.quiver import Quiver
+from forebay.quiver import Quiver, QuiverConfig
 
 
 @pytest.fixture
@@ -86,6 +88,45 @@ def test_tail_prints_bytes_so_that_a_program_can_read_them(
 
     asyncio.run(fill())
     assert forebay("quiver", "tail", tmp_path / "bytes").documents == [{"request": "AP8="}]
+
+
+def test_tail_shows_values_that_python_and_json_have_no_form_for(
+    forebay: Callable[..., Any], tmp_path: Path
+) -> None:
+    far = 1 << 62
+    text = pa.StringArray.from_buffers(2, *pa.array([b"\xff", b"ok"]).buffers()[1:])
+    columns = {
+        "time": pa.array([far, 1], pa.timestamp("s")),
+        "day": pa.array([(1 << 31) - 1, 1], pa.date32()),
+        "span": pa.array([far, 1], pa.duration("s")),
+        "where": pa.array([1, 1], pa.timestamp("us", tz="Nowhere/At_all")),
+        "nested": pa.array([[1.5, math.nan], [math.inf]]),
+        "text": text,
+    }
+
+    async def fill() -> None:
+        async with Quiver(tmp_path / "odd") as quiver:
+            await quiver.ingest(pa.record_batch(columns))
+
+    asyncio.run(fill())
+    ran = forebay("quiver", "tail", tmp_path / "odd")
+    first, second = (json.loads(line, parse_constant=pytest.fail) for line in ran.out.splitlines())
+    assert (first["nested"], second["nested"]) == ([1.5, "NaN"], ["Infinity"])
+    assert (first["span"], first["text"], second["text"]) == (str(far), "/w==", "ok")
+    assert (second["time"], second["day"]) == ("1970-01-01 00:00:01", "1970-01-02")
+
+
+def test_tail_takes_the_column_of_event_times(forebay: Callable[..., Any], tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with Quiver(tmp_path / "q", QuiverConfig(event_time_column="ts")) as quiver:
+            await quiver.ingest(pa.record_batch({"ts": [1, 2, 3]}))
+
+    asyncio.run(fill())
+    tail = ("quiver", "tail", tmp_path / "q", "--event-from", 2)
+    assert [each["ts"] for each in forebay(*tail, "--event-column", "ts").documents] == [2, 3]
+    ran = forebay(*tail)
+    assert (ran.code, ran.out) == (2, "")
+    assert "'timestamp' is no column of event times" in ran.err
 
 
 def test_directory_that_is_no_store_is_refused_with_a_hint(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import enum
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -113,6 +114,9 @@ def tail(
         int | None, typer.Option(metavar="NS", help="First event time, in nanoseconds.")
     ] = None,
     event_to: Annotated[int | None, typer.Option(metavar="NS", help="Last event time.")] = None,
+    event_column: Annotated[
+        str, typer.Option(metavar="NAME", help="The column of event times, as the store was told.")
+    ] = "timestamp",
     ingested_from: Annotated[
         int | None, typer.Option(metavar="MS", help="First ingestion time, in milliseconds.")
     ] = None,
@@ -127,8 +131,21 @@ def tail(
         ingested_ms=None if ingested_from is ingested_to is None else (ingested_from, ingested_to),
         signal=signal,
     )
-    for row in _view(directory).last_rows(lines, selection):
-        sys.stdout.write(json.dumps(row, default=_as_text) + "\n")
+    for row in _view(directory).last_rows(lines, selection, event_column):
+        sys.stdout.write(json.dumps(_finite(row), default=_as_text) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity by their names: as numbers they would be no JSON."""
+    match value:
+        case float() if not math.isfinite(value):
+            return json.dumps(value)
+        case dict():
+            return {name: _finite(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+        case _:
+            return value
 
 
 def _as_text(value: object) -> str:

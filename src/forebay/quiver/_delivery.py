@@ -20,13 +20,14 @@ import contextlib
 import heapq
 import itertools
 import logging
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Self
 
-from forebay.errors import Closed, FormatError
+from forebay.errors import Closed, FormatError, UsageError
 from forebay.formats.quiver_ack import Outcome
 from forebay.kit.clock import Clock
 from forebay.quiver import _aside
@@ -145,6 +146,12 @@ class Delivery:
         self.release()
 
 
+def _check_timeout(timeout_s: object) -> None:
+    is_number = isinstance(timeout_s, int | float) and not math.isnan(timeout_s)
+    if timeout_s is not None and not is_number:
+        raise UsageError(f"timeout_s is {timeout_s!r:.80}", hint="seconds, or None to wait for ever")
+
+
 class Deliveries:
     """See the module."""
 
@@ -229,6 +236,7 @@ class Deliveries:
 
     async def next(self, name: str, timeout_s: float | None) -> Delivery | None:
         """The oldest segment that the subscriber needs and nobody works on; None after `timeout_s`."""
+        _check_timeout(timeout_s)
         deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
         while True:
             if self._is_closed:
@@ -384,6 +392,9 @@ class Deliveries:
         self, name: str, segment: int, claim: _Claim, outcome: Literal["ack", "nack", "dropped"]
     ) -> bool:
         """Record an outcome. False where it changes nothing."""
+        if self._is_closed:
+            # The directory may be somebody else's by now, and a rejected segment is copied there.
+            raise Closed("the store was closed", hint="open it again; what was not settled comes again")
         who = self._acks.state.subscribers.get(name)
         desk = self._desks.get(name)
         if who is None or desk is None:

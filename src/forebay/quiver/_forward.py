@@ -75,9 +75,12 @@ class Forwarder:
             raise UsageError(f"source is {source!r}", hint="1 to 64 of A-Z a-z 0-9 _ .")
         if file_format not in ("arrow", "parquet"):
             raise UsageError(f"file_format is {file_format!r}", hint="one of arrow, parquet")
+        prefix = prefix.strip("/")
+        if prefix and not {"", ".", ".."}.isdisjoint(prefix.split("/")):
+            raise UsageError(f"prefix is {prefix!r:.80}", hint="names with one / between them")
         self._quiver, self._store = quiver, store
         self._source, self._subscriber = source, subscriber
-        self._prefix, self._format = prefix.strip("/"), file_format
+        self._prefix, self._format = prefix, file_format
         self.done = Forwarded()
 
     async def register(self) -> None:

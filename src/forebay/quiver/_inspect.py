@@ -7,10 +7,13 @@ in a row agree.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
+
+import pyarrow as pa
 
 from forebay.errors import FormatError, NotFound
 from forebay.formats.quiver_segment import SegmentMeta
@@ -48,6 +51,24 @@ def _described(meta: SegmentMeta, file_bytes: int) -> dict[str, Any]:
         "event_ns": None if meta.event_ns is None else list(meta.event_ns),
         "wal_entries": [list(run) for run in meta.entries],
     }
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    try:
+        return cast(list[dict[str, Any]], table.to_pylist())
+    except Exception:
+        # A time that Python has no type for, text that is no UTF-8: one such value must not hide the others.
+        columns = [[_value(each) for each in column] for column in table.columns]
+        return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _value(scalar: pa.Scalar) -> object:
+    with contextlib.suppress(Exception):
+        return scalar.as_py()
+    for kind in (pa.string(), pa.int64(), pa.binary()):
+        with contextlib.suppress(Exception):
+            return scalar.cast(kind).as_py()
+    return f"a value of type {scalar.type}"
 
 
 def _looked_at(disk: LocalDisk) -> Recovered:
@@ -177,7 +198,9 @@ class DirectoryView:
         """One of them."""
         return SegmentView(LocalDisk(self._path).read(segment_name(segment)))
 
-    def last_rows(self, count: int, selection: Selection | None = None) -> list[dict[str, Any]]:
+    def last_rows(
+        self, count: int, selection: Selection | None = None, event_time_column: str = "timestamp"
+    ) -> list[dict[str, Any]]:
         """The last rows of the finished segments that are asked for, oldest first."""
         rows: list[dict[str, Any]] = []
         for number in self.select(selection, newest_first=True):
@@ -185,8 +208,8 @@ class DirectoryView:
                 view = self.view(number)
             except FileNotFoundError:
                 continue
-            table = (selection or Selection()).rows(view)
-            rows[:0] = table.slice(max(0, table.num_rows - (count - len(rows)))).to_pylist()
+            table = (selection or Selection()).rows(view, event_time_column)
+            rows[:0] = _rows(table.slice(max(0, table.num_rows - (count - len(rows)))))
             if len(rows) >= count:
                 break
         return rows

@@ -127,8 +127,8 @@ class Quiver:
             found = await self._disk.run("segments", self._read)
             await self._begin(found)
         except BaseException as error:
-            self._disk.unlock()
-            await self._disk.close()
+            self._is_open = False
+            await self._let_go()
             if isinstance(error, OSError):
                 raise from_os_error("reading the directory", error) from error
             raise
@@ -290,8 +290,12 @@ class Quiver:
             await self._wal.close()
             await self._acks.log.close()
             self._deliveries.close()
-            self._disk.unlock()
-            await self._disk.close()
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        # A thread may still be at work for a task that was cancelled: nobody else gets the directory before.
+        await self._disk.close()
+        self._disk.unlock()
 
     async def __aenter__(self) -> Self:
         return await self.open()

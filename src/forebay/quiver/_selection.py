@@ -8,7 +8,7 @@ batch they came with. Both ends of a range are included; None leaves an end open
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -37,8 +37,10 @@ class Selection:
     def __post_init__(self) -> None:
         for name in ("event_ns", "ingested_ms"):
             ends = getattr(self, name)
-            if ends is not None and None not in ends and ends[0] > ends[1]:
-                raise UsageError(f"{name} is {ends}", hint="the first end is not above the second")
+            if ends is not None:
+                _check_range(name, ends)
+        if self.signal is not None and not isinstance(self.signal, str):
+            raise UsageError(f"signal is {self.signal!r:.80}", hint="the name of a signal type")
 
     def wants(self, segment: SegmentInfo | SegmentMeta) -> bool:
         """Whether a segment can hold rows that are asked for."""
@@ -51,7 +53,10 @@ class Selection:
         return self.ingested_ms is None or _overlap(self.ingested_ms, segment.ingested_ms)
 
     def rows(self, view: SegmentView, event_time_column: str = "timestamp") -> pa.Table:
-        """The rows of a segment that are asked for; an empty table where there are none."""
+        """The rows of a segment that are asked for; an empty table where there are none.
+
+        `event_time_column` is the one that the store was told of, needed for event times only.
+        """
         table = view.table()
         if not self.wants(view.meta):
             return table.slice(0, 0)
@@ -63,11 +68,27 @@ class Selection:
             mask = _within(pa.array(times[view.row_indices()]), self.ingested_ms)
             table = table.filter(mask)
         if self.event_ns is not None:
-            column = table[event_time_column]
+            column = _event_times(table, event_time_column)
             if pa.types.is_timestamp(column.type):
                 column = column.cast(pa.timestamp("ns")).cast(pa.int64())
             table = table.filter(_within(column, self.event_ns))
         return table
+
+
+def _check_range(name: str, ends: Any) -> None:
+    is_pair = isinstance(ends, tuple) and len(ends) == 2
+    if not is_pair or not all(each is None or isinstance(each, int) for each in ends):
+        raise UsageError(f"{name} is {ends!r:.80}", hint="a pair of integers, or None for an open end")
+    if None not in ends and ends[0] > ends[1]:
+        raise UsageError(f"{name} is {ends}", hint="the first end is not above the second")
+
+
+def _event_times(table: pa.Table, name: str) -> pa.ChunkedArray:
+    if table.schema.names.count(name) == 1:
+        column = table[name]
+        if pa.types.is_timestamp(column.type) or pa.types.is_integer(column.type):
+            return column
+    raise UsageError(f"{name!r:.80} is no column of event times", hint="name the store's event_time_column")
 
 
 def _overlap(wanted: Range, has: tuple[int, int]) -> bool:
