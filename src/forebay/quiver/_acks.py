@@ -28,7 +28,7 @@ from forebay.formats.quiver_frame import ACK_MAGIC
 from forebay.kit.clock import Clock
 from forebay.quiver._ack_state import AckState
 from forebay.quiver._config import QuiverConfig
-from forebay.quiver._disk import Disk
+from forebay.quiver._disk import Disk, Piece
 from forebay.quiver._errors import from_os_error
 from forebay.quiver._group_log import GroupLog, Item
 from forebay.quiver._log_files import LogFile, LogSettings
@@ -185,29 +185,41 @@ class Acks:
         keep = [*self._checkpoints[-1:], new]
         gone = self._checkpoints[:-1]
 
-        def work() -> None:
-            temporary = f"{new.name}.tmp"
-            file = self._disk.open(temporary, create=True)
-            try:
-                file.write(0, [data])
-                file.sync()
-            except BaseException:
-                file.close()
-                self._disk.remove(temporary)
-                raise
-            file.close()
-            self._disk.rename(temporary, new.name)
-            self._disk.sync_directory("ack")
+        def work() -> list[CheckpointFile]:
+            self._write(new.name, data)
+            left = []
             for old in gone:
-                self._disk.remove(old.name)
+                try:
+                    self._disk.remove(old.name)
+                except OSError:
+                    left.append(old)
+            return left
 
         try:
-            await self._disk.run("segments", work)
+            left = await self._disk.run("segments", work)
         except OSError as error:
             raise from_os_error("writing a checkpoint", error) from error
         self.records_since_checkpoint -= records
-        self._checkpoints = keep
-        self._checkpoint_bytes = sum(each.size for each in keep)
+        # What could not be removed counts, and goes with the next one.
+        self._checkpoints = [*left, *keep]
+        self._checkpoint_bytes = sum(each.size for each in self._checkpoints)
         self._checkpoint_at = self._clock.monotonic()
         oldest = min(each.generation for each in keep) if len(keep) > 1 else 0
         await self.log.remove([file for number, file in sorted(self.log.files.items()) if number < oldest])
+
+    def _write(self, name: str, data: Piece) -> None:
+        """Make a file durable under its name; nothing of it stays where that fails."""
+        temporary = f"{name}.tmp"
+        file = self._disk.open(temporary, create=True)
+        try:
+            try:
+                file.write(0, [data])
+                file.sync()
+            finally:
+                file.close()
+            self._disk.rename(temporary, name)
+            self._disk.sync_directory("ack")
+        except BaseException:
+            self._disk.remove(temporary)
+            self._disk.remove(name)
+            raise

@@ -48,7 +48,11 @@ def keep(disk: Disk, directory: str, files: Mapping[str, Piece], limit: int) -> 
 def _write(disk: Disk, name: str, data: Piece) -> None:
     file = disk.open(name, create=True)
     try:
-        file.write(0, [data])
-        file.sync()
-    finally:
-        file.close()
+        try:
+            file.write(0, [data])
+            file.sync()
+        finally:
+            file.close()
+    except BaseException:
+        disk.remove(name)  # a part of it would pass for all there was
+        raise

@@ -340,20 +340,26 @@ class Deliveries:
     async def _quarantine(self, segment: int, files: Callable[[], dict[str, Piece]]) -> None:
         """Damaged bytes outlive their segment, within the bound. Once, and never at the cost of delivery."""
         self._damaged.add(segment)
-        limit = self._config.aside_bytes_max
         with contextlib.suppress(OSError):
+            await self._keep("quarantine", files)
+
+    async def _keep(self, directory: str, files: Callable[[], dict[str, Piece]]) -> None:
+        limit = self._config.aside_bytes_max
+        try:
             self.aside_bytes = await self._disk.run(
-                "reads", lambda: _aside.keep(self._disk, "quarantine", files(), limit)
+                "reads", lambda: _aside.keep(self._disk, directory, files(), limit)
             )
+        except OSError:
+            # The oldest may be gone all the same, to make room.
+            with contextlib.suppress(OSError):
+                self.aside_bytes = await self._disk.run("reads", lambda: _aside.total_bytes(self._disk))
+            raise
 
     async def bound_aside(self) -> None:
         """Hold what was put aside at opening to the bound, once everybody has been told of it."""
-        limit = self._config.aside_bytes_max
-        if self.aside_bytes > limit:
+        if self.aside_bytes > self._config.aside_bytes_max:
             with contextlib.suppress(OSError):
-                self.aside_bytes = await self._disk.run(
-                    "reads", lambda: _aside.keep(self._disk, "quarantine", {}, limit)
-                )
+                await self._keep("quarantine", dict)
 
     async def _lose(self, name: str, segment: int) -> None:
         """Nothing of it can be read: say so, rather than deliver nothing as if it were something."""
@@ -450,13 +456,8 @@ class Deliveries:
 
     async def _keep_dead(self, name: str, segment: int) -> None:
         """A copy for whoever wants to look at it; the oldest copies make room."""
-        limit = self._config.aside_bytes_max
-
-        def work() -> int:
-            data = self._disk.read(segment_name(segment))
-            return _aside.keep(self._disk, "dead", {f"{segment:016d}.{name}.arrow": data}, limit)
-
+        file = f"{segment:016d}.{name}.arrow"
         try:
-            self.aside_bytes = await self._disk.run("reads", work)
+            await self._keep("dead", lambda: {file: self._disk.read(segment_name(segment))})
         except OSError as error:
             raise from_os_error("keeping a rejected segment", error) from error

@@ -330,9 +330,10 @@ class LogFiles:
         """Give the space of spares back, but for some."""
         if self._is_readying:
             await self._disk.run("files", lambda: None)
-        names = list(self._spares)[keep:]
-        for name in names:
+        spares = dict(list(self._spares.items())[keep:])
+        for name in spares:
             del self._spares[name]
+        names = list(spares)
         ready = None
         if not keep and self._ready is not None:
             ready, self._ready = self._ready, None
@@ -341,14 +342,24 @@ class LogFiles:
             return
         self.count()
 
+        left = list(names)
+
         def work() -> None:
             if ready is not None:
                 ready[0].close()
             for name in names:
                 self._disk.remove(f"{self._directory}/{name}")
+                left.remove(name)
             self._disk.sync_directory(self._directory)
 
-        await self._in_files(work)
+        try:
+            await self._in_files(work)
+        finally:
+            # What is still there counts, and is tried again: a spare as one, the ready file as one to trim.
+            self._spares.update({name: size for name, size in spares.items() if name in left})
+            if ready is not None and names[-1] in left:
+                self.files[ready[1].generation] = ready[1]
+            self.count()
 
     async def _in_files(self, work: Callable[[], T]) -> T:
         try:
@@ -380,7 +391,12 @@ class LogFiles:
             old.close()
         name = f"{self._directory}/{file_name(header.generation, self._settings.suffix)}"
         place = name if spare is None else f"{self._directory}/{spare[0]}"
-        file = self._disk.open(place, create=spare is None)
+        try:
+            file = self._disk.open(place, create=spare is None)
+        except OSError:
+            if spare is not None:  # nobody counts it any more
+                self._disk.remove(place)
+            raise
         data = encode_file_header(
             FileHeader(header.magic, header.generation, header.first_sequence, is_reused=spare is not None)
         )

@@ -214,16 +214,18 @@ def write(
     temporary = f"{name}.tmp"
     file = disk.open(temporary, create=True)
     try:
-        encoding = _encoding(batches, template, event_time_column)
-        file.write_aside(0, _pieces(encoding))
-        file.sync()
+        try:
+            encoding = _encoding(batches, template, event_time_column)
+            file.write_aside(0, _pieces(encoding))
+            file.sync()
+        finally:
+            file.close()
+        disk.protect(temporary)
+        disk.rename(temporary, name)
     except BaseException:
-        file.close()
+        # Every further attempt has another name, and a full disk must not get fuller with each.
         disk.remove(temporary)
         raise
-    file.close()
-    disk.protect(temporary)
-    disk.rename(temporary, name)
     try:
         disk.sync_directory("segments")
         found = read_meta(disk, name, encoding.size)
