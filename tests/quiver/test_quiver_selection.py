@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.quiver.harness import SMALL
 
 from forebay.errors import UsageError
-from forebay.quiver import DirectoryView, Forwarder, Quiver, Selection
+from forebay.quiver import DirectoryView, Forwarder, Quiver, SegmentView, Selection
 from forebay.storage import MemoryStore
 
 
@@ -30,6 +32,11 @@ from forebay.storage import MemoryStore
 def test_selection_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Selection(**wrong)
+
+
+def test_ends_may_be_integers_of_numpy_and_a_list() -> None:
+    ends: Any = [np.int64(1), None]
+    assert Selection(event_ns=ends).event_ns == ends
 
 
 async def timed(path: Path) -> Quiver:
@@ -62,3 +69,24 @@ async def test_prefix_that_no_object_can_have_is_refused_before_anybody_is_regis
             Forwarder(quiver, MemoryStore(), source="edge", prefix=prefix)
         Forwarder(quiver, MemoryStore(), source="edge", prefix="/a/b/")
         Forwarder(quiver, MemoryStore(), source="edge", prefix="")
+
+
+@pytest.mark.parametrize("file_format", ["arrow", "parquet"])
+async def test_segments_are_encoded_for_a_bucket_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_format: Literal["arrow", "parquet"]
+) -> None:
+    threads = []
+    encode = Forwarder._encode
+
+    def watched(self: Forwarder, view: SegmentView) -> bytes | memoryview:
+        threads.append(threading.current_thread())
+        return encode(self, view)
+
+    monkeypatch.setattr(Forwarder, "_encode", watched)
+    quiver = await timed(tmp_path / "q")
+    sender = Forwarder(quiver, MemoryStore(), source="edge", file_format=file_format)
+    await sender.register()
+    assert (await sender.run(0)).rows == 3
+    await quiver.close()
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()

@@ -96,7 +96,8 @@ class Forwarder:
 
     async def _forward(self, delivery: Delivery) -> None:
         try:
-            data = self._encode(delivery.view)
+            # In a thread: Parquet of a large segment would keep the loop, and every ingest, for a fifth of a second.
+            data = await self._quiver._disk.run("reads", lambda: self._encode(delivery.view))
             with contextlib.suppress(PreconditionFailed):
                 # Otherwise an earlier attempt got there; the name says that it is the same.
                 await self._store.put(self.key(delivery.view.meta), data, ABSENT)

@@ -8,6 +8,7 @@ batch they came with. Both ends of a range are included; None leaves an end open
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -76,8 +77,8 @@ class Selection:
 
 
 def _check_range(name: str, ends: Any) -> None:
-    is_pair = isinstance(ends, tuple) and len(ends) == 2
-    if not is_pair or not all(each is None or isinstance(each, int) for each in ends):
+    is_pair = isinstance(ends, tuple | list) and len(ends) == 2
+    if not is_pair or not all(each is None or isinstance(each, Integral) for each in ends):
         raise UsageError(f"{name} is {ends!r:.80}", hint="a pair of integers, or None for an open end")
     if None not in ends and ends[0] > ends[1]:
         raise UsageError(f"{name} is {ends}", hint="the first end is not above the second")
