@@ -96,7 +96,7 @@ class Forwarder:
 
     async def _forward(self, delivery: Delivery) -> None:
         try:
-            # In a thread: Parquet of a large segment would keep the loop, and every ingest, for a fifth of a second.
+            # In a thread: Parquet of a large segment would keep the loop, and every ingest, for 200 ms.
             data = await self._quiver._disk.run("reads", lambda: self._encode(delivery.view))
             with contextlib.suppress(PreconditionFailed):
                 # Otherwise an earlier attempt got there; the name says that it is the same.
