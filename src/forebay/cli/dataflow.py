@@ -127,6 +127,7 @@ def run(
 
 
 async def _serve(plan: Plan, drain_s: float, metrics: str | None) -> None:
+    from forebay.broker import calm_collector
     from forebay.dataflow import Dataflow, MetricsPage
     from forebay.kit.metrics import MetricsRegistry
 
@@ -147,6 +148,7 @@ async def _serve(plan: Plan, drain_s: float, metrics: str | None) -> None:
     async with flow:
         if page is not None:
             await page.start()
+        calm_collector()
         _ready(flow.addresses, None if page is None else page.address)
         failed = asyncio.create_task(flow.failure())
         asked = asyncio.create_task(enough.wait())

@@ -87,8 +87,10 @@ def _rows(items: list[int], offsets: bytes, data: Bytes) -> pa.RecordBatch:
     if len(data) > BATCH_BYTES_MAX:
         raise LimitExceeded("BATCH_BYTES_MAX", limit=BATCH_BYTES_MAX, actual=len(data))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    column = pa.Array.from_buffers(pa.binary(), len(items), buffers)
-    return pa.RecordBatch.from_arrays([pa.array(items, pa.int64()), column], schema=SCHEMA)
+    requests = pa.Array.from_buffers(pa.binary(), len(items), buffers)
+    # `pa.array` of a list would import pandas at the first request, and everybody would wait for that.
+    counts = pa.Array.from_buffers(pa.int64(), len(items), [None, pa.py_buffer(np.array(items, np.int64))])
+    return pa.RecordBatch.from_arrays([counts, requests], schema=SCHEMA)
 
 
 def parcel_of(view: SegmentView, giver: str) -> Parcel:
@@ -99,7 +101,7 @@ def parcel_of(view: SegmentView, giver: str) -> Parcel:
         found = _views(batch.column("request"))
         requests += found
         size += sum(map(len, found))
-        items += int(np.sum(batch.column("items").to_numpy()))
+        items += _sum(batch.column("items"))
     meta = view.meta
     # The checksums tell stores apart that began to count anew; the number alone would let a file of the new
     # one replace a file of the old one.
@@ -115,6 +117,12 @@ def parcel_of(view: SegmentView, giver: str) -> Parcel:
         meta.ingested_ms[0],
         f"{giver}-{meta.segment:012d}-{digest.hexdigest()}",
     )
+
+
+def _sum(column: pa.Array) -> int:
+    """As `to_numpy().sum()`, which would import pandas."""
+    values = np.frombuffer(column.buffers()[1], np.int64)
+    return int(values[column.offset : column.offset + len(column)].sum())
 
 
 def _views(column: pa.Array) -> list[memoryview]:

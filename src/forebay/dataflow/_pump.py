@@ -61,6 +61,8 @@ class Pump:
         self._metrics = metrics
         self._on_failure = on_failure
         self._not_before = 0.0
+        self._turn = asyncio.Lock()
+        """Of the worker who waits for the next segment. All of them would wake up for each."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -79,7 +81,8 @@ class Pump:
         while True:
             try:
                 await self._pause()
-                delivery = await self._quiver.next(self.subscriber)
+                async with self._turn:
+                    delivery = await self._quiver.next(self.subscriber)
                 if delivery is not None:
                     async with delivery:
                         await self._hand_over(delivery)
