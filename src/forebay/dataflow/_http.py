@@ -2,7 +2,8 @@
 
 One request at a time and per connection; what a client sends ahead waits in the kernel. A request must have
 arrived whole within a time limit, and all bodies that are arriving share a bound, so that clients that are
-slow on purpose keep neither places nor memory.
+slow on purpose keep neither places nor memory. Nor do those who ask and do not listen: the next request of a
+connection is looked at when its answers are on their way, and who takes none for as long is cut off.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ HEADER_BYTES_MAX: Final = 16 * 1024
 CONNECTIONS_MAX: Final = 1_024
 """Connections at once; further ones are closed."""
 READ_TIMEOUT_S: Final = 60.0
-"""Longest time for a request to arrive, and longest wait for the next one."""
+"""Longest time for a request to arrive, longest wait for the next one, and for answers to be taken."""
+STOP_GRACE_S: Final = 10.0
+"""How long requests under way may take to end when the server stops."""
 ARRIVING_BODIES_MAX: Final = 16
 """Bodies of the largest size that may be arriving at once, or as many more that are smaller."""
 AHEAD_MAX: Final = 16
@@ -80,6 +83,9 @@ class _Connection(asyncio.Protocol):
         self._arriving = 0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._is_heard = asyncio.Event()
+        """Clear while more of its answers wait to be taken than should."""
+        self._is_heard.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -94,6 +100,13 @@ class _Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         self._let_go()
         self._stop_waiting()
+        self._is_heard.set()
+
+    def pause_writing(self) -> None:
+        self._is_heard.clear()
+
+    def resume_writing(self) -> None:
+        self._is_heard.set()
 
     def data_received(self, data: bytes) -> None:
         # The parser gathers a header until its end comes, however long that takes.
@@ -157,6 +170,8 @@ class _Connection(asyncio.Protocol):
         if self._task is None:
             self._transport.pause_reading()
             self._task = asyncio.get_running_loop().create_task(self._work())
+            self._server.tasks.add(self._task)
+            self._task.add_done_callback(self._server.tasks.discard)
 
     # Answering.
 
@@ -172,11 +187,18 @@ class _Connection(asyncio.Protocol):
             self._write(answer, keep)
             if not keep:
                 break
+            await self._heard()
         self._task = None
         if self._transport.is_closing():
             return
         self._transport.resume_reading()
         self._wait()
+
+    async def _heard(self) -> None:
+        if not self._is_heard.is_set():
+            self._wait()
+            await self._is_heard.wait()
+            self._stop_waiting()
 
     def _write(self, answer: Answer, keep: bool) -> None:
         if self._transport.is_closing():
@@ -190,13 +212,18 @@ class _Connection(asyncio.Protocol):
         ]
         self._transport.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + answer.body)
         if not keep:
-            self._transport.close()
+            self._close()
 
     def _end(self, answer: Answer) -> None:
         if self._task is None:
             self._write(answer, keep=False)
         else:
-            self._transport.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Once what was written is on its way, or nobody has taken it for too long."""
+        self._transport.close()
+        self._wait()
 
     def _let_go(self) -> None:
         self._server.arriving_bytes -= self._arriving
@@ -209,7 +236,7 @@ class _Connection(asyncio.Protocol):
 
     def _wait(self) -> None:
         self._stop_waiting()
-        self._timer = asyncio.get_running_loop().call_later(READ_TIMEOUT_S, self._transport.close)
+        self._timer = asyncio.get_running_loop().call_later(READ_TIMEOUT_S, self._transport.abort)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -220,6 +247,11 @@ class _Connection(asyncio.Protocol):
         """The server stops: whoever is not being answered goes now."""
         if self._task is None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """Nobody is answered any more."""
+        if not self._transport.is_closing():
+            self._transport.abort()
 
 
 class HttpServer:
@@ -236,6 +268,8 @@ class HttpServer:
         """Bytes of bodies of which the end has not arrived."""
         self.arriving_bytes_max = ARRIVING_BODIES_MAX * body_bytes_max
         self.connections: set[_Connection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Connections with a request under way, also those whose client is gone."""
         self.is_stopping = False
         self._tls = tls
 
@@ -253,8 +287,16 @@ class HttpServer:
         self.address = Address(self.address.host, self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Take nothing more. Answers under way are still given."""
+        """Take nothing more. Answers under way are still given, for a while."""
         self.is_stopping = True
         self._server.close()
         for connection in list(self.connections):
             connection.close_if_idle()
+        if self.tasks:
+            _, late = await asyncio.wait(self.tasks, timeout=STOP_GRACE_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        for connection in list(self.connections):
+            connection.abort()

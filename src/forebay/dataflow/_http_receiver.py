@@ -72,7 +72,6 @@ class HttpReceiver:
     async def stop(self) -> None:
         """Take nothing more; let what is under way end."""
         await self._server.stop()
-        await self._intake.idle()
         self._decoder.shutdown(wait=False)
 
     async def _handle(self, request: Request) -> Answer:

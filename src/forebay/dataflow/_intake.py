@@ -13,7 +13,6 @@ else goes wrong that may pass:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
@@ -66,8 +65,6 @@ class Intake:
         self._metrics = metrics
         self._requests = 0
         self._bytes = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._gauge = metrics.pending.labels(name)
 
     async def receive(self, signal: Signal, data: bytes, decode: Decoder | None = None) -> None:
@@ -102,10 +99,6 @@ class Intake:
         self._metrics.items.labels(self._name, signal.name).inc(items)
         self._metrics.bytes.labels(self._name, signal.name).inc(size)
 
-    async def idle(self) -> None:
-        """Wait until nothing is under way."""
-        await self._idle.wait()
-
     def _enter(self, size: int) -> None:
         settings = self._settings
         if self._requests >= settings.requests_max or self._bytes + size > settings.pending_bytes_max:
@@ -113,15 +106,12 @@ class Intake:
             raise Refusal("full", f"{self._requests:,} requests with {self._bytes:,} bytes are under way")
         self._requests += 1
         self._bytes += size
-        self._idle.clear()
         self._gauge.set(self._bytes)
 
     def _leave(self, size: int) -> None:
         self._requests -= 1
         self._bytes -= size
         self._gauge.set(self._bytes)
-        if not self._requests:
-            self._idle.set()
 
     def refusal(self, error: Exception) -> Refusal:
         """What the sender is told of an error; it is counted."""

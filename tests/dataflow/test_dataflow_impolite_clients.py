@@ -1,0 +1,125 @@
+"""Clients that do not listen, and clients that do not stop: they keep no memory, no place and no stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from tests.dataflow.otlp_kit import logs, until
+from tests.dataflow.test_dataflow_receivers import client, head, raw, receiving
+
+from forebay.dataflow._http import Answer, HttpServer, Request
+from forebay.dataflow._settings import Address
+
+PAGE = b"x" * 100_000
+PAGES = 500
+"""Fifty megabytes of answers: several times what the kernel holds for both sides of a connection."""
+
+
+class Pages:
+    """A server of large answers, and a client that asks for the next whenever the last one was made."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.server = HttpServer(Address("127.0.0.1", 0), self.handle, body_bytes_max=0)
+        self._news = asyncio.Event()
+
+    async def handle(self, request: Request) -> Answer:
+        self.made += 1
+        self._news.set()
+        return Answer(200, PAGE)
+
+    async def ask(self, writer: asyncio.StreamWriter) -> None:
+        for _ in range(PAGES):
+            self._news.clear()
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            await self._news.wait()
+
+    @asynccontextmanager
+    async def asked(self) -> AsyncIterator[asyncio.StreamReader]:
+        await self.server.start()
+        address = self.server.address
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        asking = asyncio.ensure_future(self.ask(writer))
+        try:
+            yield reader
+        finally:
+            asking.cancel()
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+            await self.server.stop()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.dataflow._http.READ_TIMEOUT_S", 0.3)
+
+
+async def test_answers_wait_for_a_client_that_takes_them_late() -> None:
+    pages = Pages()
+    async with pages.asked() as reader:
+        await until(lambda: any(not each._is_heard.is_set() for each in pages.server.connections))
+        assert pages.made < PAGES // 2
+        for _ in range(PAGES):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert await reader.readexactly(len(PAGE)) == PAGE
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_asks_and_takes_no_answer_loses_his_place() -> None:
+    pages = Pages()
+    async with pages.asked():
+        await until(lambda: pages.made)
+        await until(lambda: not pages.server.connections and not pages.server.tasks)
+        assert pages.made < PAGES // 2
+
+
+async def test_http_stops_while_others_go_on_sending_over_grpc() -> None:
+    async with receiving() as (sink, over_grpc, over_http), client(over_grpc) as call:
+        enough = asyncio.Event()
+
+        async def sender() -> None:
+            while not enough.is_set():
+                await call("logs", logs("a"))
+
+        # Two of them at least, so that there is always one under way.
+        senders = [asyncio.ensure_future(sender()) for _ in range(4)]
+        await sink.entered.wait()
+        sink.go_on.clear()
+        await until(lambda: over_http._intake._requests == len(senders))
+        try:
+            # Nothing of this is HTTP's, whose stop waited for all of it.
+            await asyncio.wait_for(over_http.stop(), 10)
+        finally:
+            enough.set()
+            sink.go_on.set()
+            await asyncio.wait(senders)
+
+
+async def test_http_stops_although_a_request_under_way_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.dataflow._http.STOP_GRACE_S", 0.1)
+    async with receiving() as (sink, _, over_http), raw(over_http) as line:
+        sink.go_on.clear()
+        line.writer.write(head(logs("a")) + logs("a"))
+        await sink.entered.wait()
+        await asyncio.wait_for(over_http.stop(), 10)
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(line.reader.read(), 10) == b""
+    assert not sink.parcels
+
+
+async def test_stop_waits_for_a_request_whose_client_is_gone() -> None:
+    async with receiving() as (sink, _, over_http):
+        sink.go_on.clear()
+        async with raw(over_http) as line:
+            line.writer.write(head(logs("a")) + logs("a"))
+            await sink.entered.wait()
+        stop = asyncio.ensure_future(over_http.stop())
+        await asyncio.sleep(0)
+        assert not stop.done()
+        sink.go_on.set()
+        await stop
+        assert sink.names == ["a"]
