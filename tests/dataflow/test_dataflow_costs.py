@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.dataflow.otlp_kit import logs
+from tests.dataflow.pump_kit import WatchedQuiver, add_segment, pump_to
 
-from forebay.dataflow._metrics import DataflowMetrics
-from forebay.dataflow._parcels import Parcel, record_batch
-from forebay.dataflow._pump import WORKERS, Pump
-from forebay.kit.clock import SystemClock
-from forebay.kit.metrics import MetricsRegistry
-from forebay.quiver import Delivery, Quiver
+from forebay.dataflow._parcels import Parcel
+from forebay.dataflow._pump import WORKERS
 
 THROUGH_A_STORE = """
 import asyncio, sys
@@ -44,20 +39,6 @@ def test_a_request_passes_through_a_store_without_pandas(tmp_path: Path) -> None
     subprocess.run([sys.executable, "-c", THROUGH_A_STORE, str(tmp_path)], check=True)
 
 
-class WatchedQuiver(Quiver):
-    """Counts who waits for a segment."""
-
-    waiting = waiting_most = 0
-
-    async def next(self, name: str, timeout_s: float | None = None) -> Delivery | None:
-        self.waiting += 1
-        self.waiting_most = max(self.waiting, self.waiting_most)
-        try:
-            return await super().next(name, timeout_s)
-        finally:
-            self.waiting -= 1
-
-
 class AllAtOnce:
     """Takes a parcel when all workers have brought one."""
 
@@ -71,21 +52,10 @@ class AllAtOnce:
 async def test_one_worker_waits_for_a_segment_and_all_of_them_carry(tmp_path: Path) -> None:
     async with WatchedQuiver(tmp_path) as quiver:
         await quiver.register("out")
-        pump = Pump(
-            quiver,
-            "out",
-            "store",
-            AllAtOnce(),
-            clock=SystemClock(),
-            randomness=random.Random(1),
-            metrics=DataflowMetrics(MetricsRegistry()),
-            on_failure=lambda error: None,
-        )
+        pump = pump_to(AllAtOnce(), quiver)
         pump.start()
-        data = logs("a")
         for _ in range(WORKERS):
-            await quiver.ingest(record_batch([Parcel("logs", (data,), 1, len(data))]), signal="logs")
-            await quiver.flush()
+            await add_segment(quiver)
         while quiver.stats().subscribers[0].lag_segments:
             pump.changed.clear()
             await pump.changed.wait()

@@ -5,8 +5,11 @@ the destination says decides:
 
     done                                  a partial success is counted, never sent again
     INVALID_ARGUMENT                      never: a joined request is halved until it stands alone, so
-    RESOURCE_EXHAUSTED, message too large that nobody else pays for it; then `Refused`
-    anything else                         try again later
+    the message is too large              that nobody else pays for it; then `Refused`
+    anything else                         try again later, as late as its `RetryInfo` asks
+
+gRPC has no code for a message that is too large, nor have its implementations one text for it: `TOO_LARGE`
+has those of C, Go and Node, of Java, of .NET, and two of Rust.
 
 The specification of OTLP also lets a client drop data on UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED.
 These are mistakes of operators, and mended while the data waits, so they are tried again.
@@ -21,23 +24,34 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from forebay.dataflow._metrics import DataflowMetrics
-from forebay.dataflow._parcels import Bytes, Parcel, Refused
+from forebay.dataflow._parcels import AskedToWait, Bytes, Parcel, Refused
 from forebay.dataflow._settings import OtlpExporterSettings
 from forebay.dataflow._signals import SIGNALS, Signal, items_in, parse
 from forebay.errors import OutcomeUnknown, Unavailable
 
-__all__ = ["GrpcExporter", "join"]
+__all__ = ["TOO_LARGE", "GrpcExporter", "join"]
 
 CALLS_MAX: Final = 4
 """Calls under way at once for one parcel."""
 REMEMBERED_MAX: Final = 256
 """Parcels of which is remembered what of them arrived."""
+TOO_LARGE: Final = (
+    "larger than max",
+    "message exceeds maximum size",
+    "exceeds the maximum configured message size",
+    "message length too large",
+    "exceeded while decompressing message",
+)
+_SIZE_CODES: Final = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE)
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
@@ -110,7 +124,7 @@ class GrpcExporter(ABC):
                 self._arrived.popitem(last=False)
         problem = next(each for each in problems if not isinstance(each, Refused))
         if isinstance(problem, Unavailable) and arrived:
-            raise OutcomeUnknown("export", reason=f"a part arrived; {problem.message}")
+            raise OutcomeUnknown("export", reason=f"a part arrived; {problem.message}") from problem
         raise problem
 
     async def _send_chunk(self, signal: Signal, requests: Sequence[Bytes]) -> None:
@@ -133,16 +147,32 @@ class GrpcExporter(ABC):
             raise _all_of(problems)
 
     def failure(
-        self, signal: Signal, code: grpc.StatusCode, details: str
+        self, signal: Signal, code: grpc.StatusCode, details: str, trailing: Any = None
     ) -> Unavailable | Refused | OutcomeUnknown:
         """What a code of gRPC means."""
         text = f"{self.settings.target}: {code.name}: {details[:300]}"
-        too_large = code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
+        too_large = code in _SIZE_CODES and any(each in details for each in TOO_LARGE)
         if code is grpc.StatusCode.INVALID_ARGUMENT or too_large:
             return Refused(text, hint="a copy is in the store's dead letters")
         if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
             return OutcomeUnknown(f"export of {signal.name}", reason=text, hint="it is tried again")
+        if wait_s := _asked_wait_s(trailing):
+            return AskedToWait(text, wait_s)
         return Unavailable(text, hint="see to the destination; it is tried again")
+
+
+def _asked_wait_s(trailing: Any) -> float:
+    """What the `RetryInfo` of an answer says, 0 where it has none."""
+    for name, value in trailing or ():
+        if name == "grpc-status-details-bin":
+            try:
+                for detail in Status.FromString(value).details:
+                    info = RetryInfo()
+                    if detail.Unpack(info):
+                        return float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9)
+            except DecodeError:
+                return 0.0
+    return 0.0
 
 
 def _all_of(problems: Sequence[Refused]) -> Refused:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from forebay.dataflow._grpc_exporter import GrpcExporter
+from forebay.dataflow._grpc_exporter import TOO_LARGE, GrpcExporter
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._otap import METHODS, Batch, BatchStatus, encode
 from forebay.dataflow._parcels import Refused
@@ -27,7 +27,6 @@ from forebay.errors import ForebayError, OutcomeUnknown, Unavailable
 __all__ = ["OtapExporter"]
 
 _STATUS_CODES: Final = {int(each.value[0]): each for each in grpc.StatusCode}
-_TOO_LARGE: Final = "larger than max"
 
 
 class OtapExporter(GrpcExporter):
@@ -157,7 +156,7 @@ class _Stream:
         failure = self._exporter.failure(self._signal, code, details)
         if not was_sent:
             return failure
-        if isinstance(failure, Refused) and _TOO_LARGE in details:
+        if isinstance(failure, Refused) and any(each in details for each in TOO_LARGE):
             if len(self._waiting) == 1:
                 self._exporter.careful.discard(self._signal.name)
                 return failure

@@ -36,7 +36,8 @@ class OtlpExporter(GrpcExporter):
                 compression=self.compression,
             )
         except grpc.aio.AioRpcError as error:
-            raise self.failure(signal, error.code(), error.details() or "") from None
+            code, details = error.code(), error.details() or ""
+            raise self.failure(signal, code, details, error.trailing_metadata()) from None
         self._note_partial_success(signal, answer)
 
     def _note_partial_success(self, signal: Signal, answer: bytes) -> None:

@@ -21,10 +21,10 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from forebay.errors import ForebayError, LimitExceeded
+from forebay.errors import ForebayError, LimitExceeded, Unavailable
 from forebay.quiver import SegmentView
 
-__all__ = ["SCHEMA", "Bytes", "Parcel", "Refused", "Sink", "parcel_of", "record_batch"]
+__all__ = ["SCHEMA", "AskedToWait", "Bytes", "Parcel", "Refused", "Sink", "parcel_of", "record_batch"]
 
 Bytes: TypeAlias = bytes | memoryview
 BATCH_BYTES_MAX: Final = 240 * 1024 * 1024
@@ -68,6 +68,14 @@ class Refused(ForebayError):
         super().__init__(message, hint=hint)
         self.items = items
         """Spans, log records or metrics in that part."""
+
+
+class AskedToWait(Unavailable):
+    """The destination takes it later, and said when."""
+
+    def __init__(self, message: str, wait_s: float) -> None:
+        super().__init__(message, hint=f"it asks for {wait_s:g} s; then it is tried again")
+        self.wait_s = wait_s
 
 
 def record_batch(parcels: Sequence[Parcel]) -> pa.RecordBatch:

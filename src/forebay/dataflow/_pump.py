@@ -5,7 +5,8 @@ means another delivery; Quiver sees to that.
 
 While a destination is down, trying each segment of a long backlog once would write a nack for each of them
 and gain nothing. So a failure makes all workers of the pump pause together, longer each time, and the oldest
-segments are what they try next. A segment that alone is the trouble does not stop the others: it waits by
+segments are what they try next. A destination that says how long it wants to be left alone is left alone for
+that long, within a bound. A segment that alone is the trouble does not stop the others: it waits by
 Quiver's retry, and the first success ends the pause.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from forebay.dataflow._metrics import DataflowMetrics
-from forebay.dataflow._parcels import Refused, Sink, parcel_of
+from forebay.dataflow._parcels import AskedToWait, Refused, Sink, parcel_of
 from forebay.errors import Closed
 from forebay.kit.clock import Clock
 from forebay.kit.retry import RetryPolicy
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 WORKERS: Final = 4
 """Segments on their way to one destination at once."""
+ASKED_WAIT_S_MAX: Final = 300.0
+"""Longest pause that a destination can ask for."""
 _PAUSE: Final = RetryPolicy(base_ms=500, cap_ms=15_000)
 
 
@@ -80,12 +83,14 @@ class Pump:
     async def _work(self) -> None:
         while True:
             try:
-                await self._pause()
                 async with self._turn:
+                    await self._pause()
                     delivery = await self._quiver.next(self.subscriber)
                 if delivery is not None:
                     async with delivery:
-                        await self._hand_over(delivery)
+                        # Whoever waited for it while another worker failed gives it back and pauses too.
+                        if self._pause_s() <= 0:
+                            await self._hand_over(delivery)
             except Closed:
                 return
             except Exception as error:
@@ -96,8 +101,11 @@ class Pump:
                     self._on_failure(error)
                 self._failed()
 
+    def _pause_s(self) -> float:
+        return self._not_before - self._clock.monotonic()
+
     async def _pause(self) -> None:
-        while (left := self._not_before - self._clock.monotonic()) > 0:
+        while (left := self._pause_s()) > 0:
             await self._clock.sleep(left)
 
     async def _hand_over(self, delivery: Delivery) -> None:
@@ -113,7 +121,7 @@ class Pump:
             # Not only what we know of: whatever goes wrong at a destination, the data is not there yet.
             _log.warning("dataflow.exporter.failed: %s: %s", self.subscriber, error)
             await delivery.nack()
-            self._failed()
+            self._failed(_asked_wait_s(error))
         else:
             await delivery.ack()
             self._done(parcel.signal, parcel.items)
@@ -124,9 +132,16 @@ class Pump:
         self._not_before = 0.0
         self.changed.set()
 
-    def _failed(self) -> None:
+    def _failed(self, asked_s: float = 0.0) -> None:
         self.failures += 1
         self._metrics.failures.labels(self.subscriber).inc()
-        pause = _PAUSE.wait_s(self.failures, self._random)
+        pause = max(_PAUSE.wait_s(self.failures, self._random), min(asked_s, ASKED_WAIT_S_MAX))
         self._not_before = max(self._not_before, self._clock.monotonic() + pause)
         self.changed.set()
+
+
+def _asked_wait_s(error: BaseException | None) -> float:
+    """What the destination asked for, also where a part of the parcel arrived before that."""
+    while error is not None and not isinstance(error, AskedToWait):
+        error = error.__cause__
+    return 0.0 if error is None else error.wait_s
