@@ -275,6 +275,32 @@ async def test_without_a_store_the_answer_is_that_of_the_destination(
     assert destination.names("logs") == {"a": 1}
 
 
+async def test_without_a_store_exporters_are_counted_too(tmp_path: Path, destination: Destination) -> None:
+    def picky(signal: str, data: bytes, context: grpc.ServicerContext) -> bytes:
+        for name in names_in(signal, data):
+            if name != "good":
+                context.abort(getattr(grpc.StatusCode, name), "no")
+        return b""
+
+    destination.answer = picky
+    destination.up()
+    registry = MetricsRegistry()
+    async with Dataflow(load(direct(tmp_path, destination.endpoint)), metrics=registry) as flow:
+        await send(flow, "good", "good", "good")
+        for code in ("INVALID_ARGUMENT", "UNAVAILABLE", "UNAVAILABLE"):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await send(flow, code)
+    counters = as_json(registry)["counters"]
+    found = {
+        kind: [
+            (each["labels"]["node"], each["value"]) for each in counters[f"dataflow.exporter.{kind}_total"]
+        ]
+        for kind in ("items", "rejected", "failures")
+    }
+    node = "otlp_exporter"
+    assert found == {"items": [(node, 3)], "rejected": [(node, 1)], "failures": [(node, 2)]}
+
+
 async def test_two_stores_in_a_row(tmp_path: Path) -> None:
     text = pipeline(tmp_path, parquet=True).decode()
     second = text[text.index("  persistence:") : text.index("  parquet:")]

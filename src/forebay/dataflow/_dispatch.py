@@ -5,10 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._parcels import Parcel, Refused, Sink
 from forebay.errors import ForebayError, NotDone
 
-__all__ = ["Broadcast", "RoundRobin", "port"]
+__all__ = ["Broadcast", "Counted", "RoundRobin", "port"]
+
+
+class Counted:
+    """An exporter that gets its data from a receiver. Behind a store the pump counts."""
+
+    def __init__(self, name: str, sink: Sink, metrics: DataflowMetrics) -> None:
+        self._name = name
+        self._sink = sink
+        self._metrics = metrics
+
+    async def take(self, parcel: Parcel) -> None:
+        """Hand it over, and count what came of it."""
+        metrics, signal = self._metrics, parcel.signal
+        try:
+            await self._sink.take(parcel)
+        except Refused as error:
+            metrics.rejected.labels(self._name, signal).inc(error.items)
+            metrics.exported.labels(self._name, signal).inc(parcel.items - error.items)
+            raise
+        except Exception:
+            metrics.failures.labels(self._name).inc()
+            raise
+        metrics.exported.labels(self._name, signal).inc(parcel.items)
 
 
 class Broadcast:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
-from forebay.dataflow._dispatch import port
+from forebay.dataflow._dispatch import Counted, port
 from forebay.dataflow._grpc_receiver import GrpcReceiver
 from forebay.dataflow._http_receiver import HttpReceiver
 from forebay.dataflow._intake import Intake
@@ -156,7 +156,7 @@ class Dataflow:
     def _receiver(
         self, node: Node, settings: OtlpReceiverSettings | OtapReceiverSettings, sinks: Mapping[str, Sink]
     ) -> list[_Receiver]:
-        sink = port([sinks[name] for name in node.destinations], node.strategy)
+        sink = port([self._counted(name, sinks[name]) for name in node.destinations], node.strategy)
         intake = Intake(node.name, settings, sink, self._metrics)
         parts: list[_Receiver] = []
         if isinstance(settings, OtapReceiverSettings):
@@ -168,6 +168,9 @@ class Dataflow:
                 parts.append(HttpReceiver(settings, intake))
         self._receivers[node.name] = parts
         return parts
+
+    def _counted(self, name: str, sink: Sink) -> Sink:
+        return sink if isinstance(sink, Persistence) else Counted(name, sink, self._metrics)
 
     def _persistence(self, node: Node, sinks: Mapping[str, Sink]) -> Persistence:
         alone = sum(isinstance(each.settings, PersistenceSettings) for each in self._plan.nodes.values()) == 1

@@ -27,7 +27,9 @@ class DataflowMetrics:
             "dataflow.exporter.items_total", "Items handed to the destination", node_signal
         )
         self.failures = registry.counter(
-            "dataflow.exporter.failures_total", "Deliveries to be tried again", ("node",)
+            "dataflow.exporter.failures_total",
+            "Deliveries to be tried again, by the store or by the sender",
+            ("node",),
         )
         self.rejected = registry.counter(
             "dataflow.exporter.rejected_total", "Items the destination will never take", node_signal
