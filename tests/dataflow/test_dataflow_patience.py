@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,10 @@ from tests.dataflow.pump_kit import WatchedQuiver, add_segment, pump_to
 from tests.dataflow.test_dataflow_exporters import exporting, parcel
 
 from forebay.dataflow._parcels import AskedToWait, Parcel, Refused
-from forebay.dataflow._pump import ASKED_WAIT_S_MAX
+from forebay.dataflow._pump import ASKED_WAIT_S_MAX, WORKERS
 from forebay.errors import ForebayError, OutcomeUnknown, Unavailable
+from forebay.kit.retry import RetryPolicy
+from forebay.quiver import QuiverConfig
 
 
 @pytest.fixture
@@ -106,6 +109,45 @@ async def test_a_destination_is_left_alone_for_as_long_as_it_asks(
         await until(lambda: not quiver.stats().subscribers[0].in_flight)
         await pump.stop()
     assert sink.calls == 1
+
+
+class BackAfter:
+    """Fails so often; then it is back. Notes how many tried at once after the first failure."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures_left = failures
+        self.at_once_most = self.taken = self._at_once = 0
+        self._has_failed = False
+
+    async def take(self, parcel: Parcel) -> None:
+        is_probe = self._has_failed and bool(self.failures_left)
+        self._at_once += is_probe
+        self.at_once_most = max(self._at_once, self.at_once_most)
+        # Whoever else may try does so now.
+        await asyncio.sleep(0.01)
+        self._at_once -= is_probe
+        if not self.failures_left:
+            self.taken += 1
+            return
+        self._has_failed = True
+        self.failures_left -= 1
+        raise Unavailable("down")
+
+
+async def test_one_worker_tries_whether_a_destination_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.dataflow._pump._PAUSE", RetryPolicy(base_ms=1, cap_ms=1))
+    sink = BackAfter(3 * WORKERS)
+    async with WatchedQuiver(tmp_path, QuiverConfig(retry_base_ms=1, retry_cap_ms=2)) as quiver:
+        await quiver.register("out")
+        for _ in range(3 * WORKERS):
+            await add_segment(quiver)
+        pump = pump_to(sink, quiver)
+        pump.start()
+        await until(lambda: sink.taken == 3 * WORKERS)
+        await pump.stop()
+    assert sink.at_once_most == 1
 
 
 @pytest.mark.parametrize(

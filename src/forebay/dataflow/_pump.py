@@ -4,10 +4,10 @@
 means another delivery; Quiver sees to that.
 
 While a destination is down, trying each segment of a long backlog once would write a nack for each of them
-and gain nothing. So a failure makes all workers of the pump pause together, longer each time, and the oldest
-segments are what they try next. A destination that says how long it wants to be left alone is left alone for
-that long, within a bound. A segment that alone is the trouble does not stop the others: it waits by
-Quiver's retry, and the first success ends the pause.
+and gain nothing. So a failure makes all workers of the pump pause, longer each time, and then one of them
+tries the oldest segment while the others wait for how that ends. A destination that says how long it wants to
+be left alone is left alone for that long, within a bound. A segment that alone is the trouble does not stop
+the others: it waits by Quiver's retry, and with the first success all workers go on.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Pump:
         self._on_failure = on_failure
         self._not_before = 0.0
         self._turn = asyncio.Lock()
-        """Of the worker who waits for the next segment. All of them would wake up for each."""
+        """Of the worker who waits for the next segment, for all of them would wake up for each; and of the
+        one who tries whether the destination is back."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -86,11 +87,10 @@ class Pump:
                 async with self._turn:
                     await self._pause()
                     delivery = await self._quiver.next(self.subscriber)
-                if delivery is not None:
-                    async with delivery:
-                        # Whoever waited for it while another worker failed gives it back and pauses too.
-                        if self._pause_s() <= 0:
-                            await self._hand_over(delivery)
+                    if self.failures:
+                        await self._deliver(delivery)
+                        continue
+                await self._deliver(delivery)
             except Closed:
                 return
             except Exception as error:
@@ -107,6 +107,13 @@ class Pump:
     async def _pause(self) -> None:
         while (left := self._pause_s()) > 0:
             await self._clock.sleep(left)
+
+    async def _deliver(self, delivery: Delivery | None) -> None:
+        if delivery is not None:
+            async with delivery:
+                # Whoever waited for it while another worker failed gives it back and pauses too.
+                if self._pause_s() <= 0:
+                    await self._hand_over(delivery)
 
     async def _hand_over(self, delivery: Delivery) -> None:
         try:
