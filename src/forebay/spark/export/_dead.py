@@ -33,10 +33,9 @@ from forebay.errors import NotDone, UsageError
 from forebay.log import AppendGroup, Catalog, LogReader, LogWriter, OutOfSequence, TopicExists
 from forebay.spark.export._clients import Clients
 from forebay.spark.export._config import ExportConfig, SourceSpec, TargetSpec
-from forebay.spark.export._errors import CommitConflict, CommitUnknown
 from forebay.spark.export._facts import DEAD_SCHEMA
 from forebay.spark.export._files import describe, encode_parquet, file_name
-from forebay.spark.export._tables import Commit, Handle, Table, open_table
+from forebay.spark.export._tables import Commit, Handle, Table, commit_once, open_table
 from forebay.storage import ABSENT
 
 __all__ = ["DeadLetters", "lane_of", "open_dead_letters"]
@@ -123,12 +122,7 @@ class _DeadTable:
         expected = {lane: self._handle.position(lane) for lane in ends}
         moved = {lane: end for lane, end in ends.items() if end > (expected[lane] or 0)}
         commit = Commit([describe(path, data, footer, {})], moved, expected, path)
-        try:
-            self._handle.commit(commit)
-        except CommitUnknown:
-            now = self._table.load()
-            if now is None or any((now.position(lane) or 0) < end for lane, end in moved.items()):
-                raise CommitConflict(self._table.store, "its reply was lost, and it is not in") from None
+        commit_once(self._table, self._handle, commit, moved)
 
     def marks(self) -> dict[str, int]:
         """None: the numbers are in the dead-letter table."""

@@ -27,11 +27,11 @@ from forebay.spark.export._clients import Clients, clients
 from forebay.spark.export._config import ExportConfig
 from forebay.spark.export._dead import DeadLetters, open_dead_letters
 from forebay.spark.export._decode import Seen, add_seen, fields_beside
-from forebay.spark.export._errors import BadRecords, CommitConflict, CommitUnknown, RecordsTrimmed
+from forebay.spark.export._errors import BadRecords, CommitConflict, RecordsTrimmed
 from forebay.spark.export._facts import DEAD_SCHEMA, METADATA, Span, Task, TaskResult
 from forebay.spark.export._partitioning import Partitioning
 from forebay.spark.export._sources import Lane, Source, open_source
-from forebay.spark.export._tables import Commit, Handle, open_table
+from forebay.spark.export._tables import Commit, Handle, commit_once, open_table
 from forebay.spark.export._task import decoder_of
 from forebay.spark.export._types import (
     COLUMNS_MAX,
@@ -330,14 +330,7 @@ class Exporter:
         expected = {each.lane: each.known for each in plan}
         marks = {} if self._dead is None else self._dead.marks()
         commit = Commit(files, positions | marks, expected, uuid.uuid4().hex)
-        try:
-            report.version = handle.commit(commit)
-        except CommitUnknown:
-            now = self._table.load()
-            if now is None or any((now.position(lane) or 0) < end for lane, end in positions.items()):
-                raise CommitConflict(
-                    self.config.target.location, "its reply was lost, and it is not in"
-                ) from None
+        report.version = commit_once(self._table, handle, commit, positions)
         self._step("committed", len(files), len(files))
         report.commits += 1
         report.files += len(files)

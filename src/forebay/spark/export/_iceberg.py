@@ -5,20 +5,25 @@ for people; it may expire, a property does not. A transaction demands that the b
 snapshot it was planned on. pyiceberg would repeat a refused commit on the newer snapshot by itself, which is
 right for an append that knows nothing of positions and wrong here: `commit.retry.num-retries` is set to 0 on
 the table, and checked at every commit.
+
+    property = forebay.<name of the export>.<lane>      a dot or percent sign of the name as %2E, %25
+
+A catalog that does not answer may have taken a commit: that is unknown, and settled by the properties when it
+answers again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
 
-from forebay.errors import Unsupported, UsageError
+from forebay.errors import FormatError, Unavailable, Unsupported, UsageError
 from forebay.spark.export._errors import CommitConflict, CommitUnknown
 from forebay.spark.export._tables import Commit, Handle, Table
 from forebay.spark.export._types import table_schema
@@ -28,6 +33,8 @@ __all__ = ["IcebergTable"]
 RETRIES: Final = "commit.retry.num-retries"
 DATA: Final = "data"
 """Directory of the files below the table's own."""
+MESSAGE_CHARS_MAX: Final = 500
+"""Longest message of pyiceberg that is passed on."""
 
 
 class IcebergTable(Table):
@@ -39,24 +46,27 @@ class IcebergTable(Table):
             raise UsageError(
                 f"{location!r} is no Iceberg table", hint="CATALOG/namespace.table, or ./DIR/namespace.table"
             )
-        self._catalog = _catalog(catalog)
+        with _in_our_words(location):
+            self._catalog = _catalog(catalog)
         self._identifier = identifier
         self._name = name
 
     @property
     def store(self) -> str:
         """The directory of the files, which is known once the table exists."""
-        table = self._catalog.load_table(self._identifier)
+        with _in_our_words(self._identifier):
+            table = self._catalog.load_table(self._identifier)
         return _store_url(f"{table.location().rstrip('/')}/{DATA}", self._catalog.properties)
 
     def load(self) -> IcebergHandle | None:
         """The table's current metadata."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        try:
-            table = self._catalog.load_table(self._identifier)
-        except (NoSuchTableError, NoSuchNamespaceError):
-            return None
+        with _in_our_words(self._identifier):
+            try:
+                table = self._catalog.load_table(self._identifier)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                return None
         return IcebergHandle(table, self._name)
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
@@ -68,17 +78,18 @@ class IcebergTable(Table):
         )
 
         namespace = self._identifier.rpartition(".")[0]
-        with contextlib.suppress(NamespaceAlreadyExistsError):
+        with _in_our_words(self._identifier), contextlib.suppress(NamespaceAlreadyExistsError):
             self._catalog.create_namespace(namespace)
-        try:
+        with (
+            _in_our_words(self._identifier),
+            contextlib.suppress(TableAlreadyExistsError, CommitFailedException),
+        ):
             transaction = self._catalog.create_table_transaction(
                 self._identifier, schema=schema, properties={RETRIES: "0"}
             )
             with transaction as change, change.update_spec() as spec:
                 for column in partition_by:
                     spec.add_identity(column)
-        except (TableAlreadyExistsError, CommitFailedException):
-            return
 
 
 class IcebergHandle(Handle):
@@ -91,8 +102,14 @@ class IcebergHandle(Handle):
         names = {field.field_id: field.name for field in table.schema().fields}
         self.partition_by = tuple(names[field.source_id] for field in table.spec().fields)
 
+    @property
+    def _title(self) -> str:
+        return ".".join(self._table.name())
+
     def _property(self, lane: str) -> str:
-        return f"forebay.{self._name}.{lane}"
+        # So that `a.b` and `c:0` are not `a` and `b.c:0`.
+        name = self._name.replace("%", "%25").replace(".", "%2E")
+        return f"forebay.{name}.{lane}"
 
     def position(self, lane: str) -> int | None:
         """The table's property."""
@@ -101,13 +118,13 @@ class IcebergHandle(Handle):
 
     def commit(self, commit: Commit) -> str:
         """One transaction with the snapshot and the properties."""
-        from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+        from pyiceberg.exceptions import CommitFailedException
 
-        self._forbid_retries()
         numbers = {self._property(lane): str(position) for lane, position in commit.positions.items()}
         root = f"{self._table.location().rstrip('/')}/{DATA}"
         paths = [f"{root}/{file.path}" for file in commit.files]
         try:
+            self._forbid_retries()
             with self._table.transaction() as change:
                 change.set_properties(numbers)
                 # An empty snapshot keeps the check of the branch where only positions move.
@@ -117,22 +134,17 @@ class IcebergHandle(Handle):
                     check_duplicate_files=False,
                 )
         except CommitFailedException as error:
-            raise CommitConflict(str(self._table.name()), str(error)) from error
-        except (CommitStateUnknownException, OSError) as error:
-            raise CommitUnknown(f"commit to {self._table.name()}", reason=str(error)) from error
+            raise CommitConflict(self._title, _line(error)) from error
+        except _outages() as error:
+            raise CommitUnknown(f"commit to {self._title}", reason=_line(error)) from error
         return str(self._table.metadata.current_snapshot_id)
 
     def _forbid_retries(self) -> None:
-        from pyiceberg.exceptions import CommitFailedException
-
         if self._table.metadata.properties.get(RETRIES) == "0":
             return
-        try:
-            with self._table.transaction() as change:
-                change.set_properties({RETRIES: "0"})
-        except CommitFailedException as error:
-            raise CommitConflict(str(self._table.name()), str(error)) from error
-        raise CommitConflict(str(self._table.name()), f"{RETRIES} had to be set to 0 first")
+        with self._table.transaction() as change:
+            change.set_properties({RETRIES: "0"})
+        raise CommitConflict(self._title, f"{RETRIES} had to be set to 0 first")
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         """A change of the schema alone."""
@@ -141,14 +153,57 @@ class IcebergHandle(Handle):
         try:
             with self._table.update_schema() as change:
                 change.union_by_name(pa.schema(list(fields)))
-        except (CommitFailedException, ValueError) as error:
-            raise CommitConflict(str(self._table.name()), str(error)) from error
+        except CommitFailedException as error:
+            raise CommitConflict(self._title, _line(error)) from error
+        except ValueError as error:
+            raise UsageError(
+                f"{self._title} cannot have these columns: {_line(error)}",
+                hint="--new-columns ignore, or other names: a.b is also the field b of a column a",
+            ) from error
+        except _outages() as error:
+            raise CommitUnknown(f"new columns of {self._title}", reason=_line(error)) from error
 
     def live_files(self) -> dict[str, int]:
         """The files of the current snapshot."""
         root = f"{self._table.location().rstrip('/')}/{DATA}/"
         found = self._table.inspect.files().to_pylist()
         return {row["file_path"].removeprefix(root): row["record_count"] for row in found}
+
+
+def _outages() -> tuple[type[Exception], ...]:
+    """What is raised where a catalog or a store does not answer, or cannot now."""
+    from pyiceberg import exceptions
+
+    found: list[type[Exception]] = [
+        OSError,  # Of sockets, of requests and of Arrow's file systems.
+        exceptions.CommitStateUnknownException,
+        exceptions.ServerError,
+        exceptions.ServiceUnavailableError,
+        exceptions.TooManyRequestsError,
+        exceptions.WaitingForLockException,
+    ]
+    with contextlib.suppress(ImportError):  # Only a catalog in a database has it.
+        from sqlalchemy.exc import OperationalError
+
+        found.append(OperationalError)
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _in_our_words(table: str) -> Iterator[None]:
+    """A catalog that cannot be reached is waited for by a continuous export; lost metadata is not."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FormatError(f"{table} has lost metadata: {_line(error)}", hint="restore the file") from error
+    except Exception as error:
+        if not isinstance(error, _outages()):
+            raise
+        raise Unavailable(f"{table}: {_line(error)}", hint="check the catalog and that it is up") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:MESSAGE_CHARS_MAX]
 
 
 def _catalog(name: str) -> Any:

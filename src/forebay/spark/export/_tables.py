@@ -24,11 +24,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from forebay.errors import Unavailable
 from forebay.spark.export._clients import Clients
 from forebay.spark.export._config import TargetSpec
+from forebay.spark.export._errors import CommitConflict, CommitUnknown
 from forebay.spark.export._facts import DataFile
 
-__all__ = ["Commit", "Handle", "Table", "open_table"]
+__all__ = ["Commit", "Handle", "Table", "commit_once", "open_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,23 @@ class Table(abc.ABC):
     @abc.abstractmethod
     def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         """Create it, empty. Where another was faster, that one stays."""
+
+
+def commit_once(table: Table, handle: Handle, commit: Commit, ends: Mapping[str, int]) -> str:
+    """Commit; where the reply is lost, the table's numbers tell. The new version, empty where nobody knows it.
+
+    Raises `CommitConflict` where it is certainly not in, `CommitUnknown` where the table does not answer.
+    """
+    try:
+        return handle.commit(commit)
+    except CommitUnknown as unknown:
+        try:
+            now = table.load()
+        except Unavailable:
+            raise unknown from None
+        if now is None or any((now.position(lane) or 0) < end for lane, end in ends.items()):
+            raise CommitConflict(table.store, "its reply was lost, and it is not in") from None
+        return ""
 
 
 def open_table(spec: TargetSpec, name: str, clients: Clients) -> Table:
