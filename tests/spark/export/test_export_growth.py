@@ -12,8 +12,9 @@ import pytest
 from tests.spark.export.bed import KINDS, Bed, order
 
 import forebay
-from forebay.errors import FormatError, LimitExceeded, Unavailable, UsageError
+from forebay.errors import FormatError, LimitExceeded, NotDone, Unavailable, UsageError
 from forebay.spark.export import ExportReport, TargetSpec, _exporter, export, export_forever
+from forebay.spark.export._parquet import ParquetHandle
 from forebay.spark.export._types import choose, grown
 
 PLACE = pa.struct([("city", pa.string())])
@@ -72,6 +73,56 @@ def test_first_records_with_names_that_cannot_be_columns_do_not_hold_up_the_othe
     bed.send([order(1, _offset=5, who2="a", WHO2="b"), order(2)])
     report = export(bed.config())
     assert (report.rows, report.ignored_columns) == (2, ["WHO2", "_offset"])
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [True, False])
+def test_names_that_no_column_can_have_are_left_out_and_named(bed: Bed, kind: str, first: bool) -> None:
+    """A zero byte ends a name on its way to Delta: the column that was added was never the one that lacked."""
+    if not first:
+        bed.send([order(1)])
+        export(bed.config(kind))
+    inner = {"a": 1, "A": 2, "lines": [{"c": 1, "C": 2}], "": 3, "\0": 4}
+    bed.send([order(2, x=inner, y={"": 5}, **{"": 6, "a\0b": 7, "n" * 256: 8})])
+    report = export(bed.config(kind))
+    assert (report.rows, report.added_columns) == (1, [] if first else ["x"])
+    names = ["", "a\0b", "n" * 256, "x.", "x.\0", "x.A", "x.lines.C"]
+    assert report.ignored_columns == names
+    bed.send([order(3)])
+    assert export(bed.config(kind)).rows == 1
+    assert by_id(bed, kind)[2]["x"] == {"a": 1, "lines": [{"c": 1}]}
+
+
+def test_columns_that_do_not_come_end_the_export(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    bed.send([order(1)])
+    export(bed.config("parquet"))
+    bed.send([order(2, note="x")])
+    monkeypatch.setattr(ParquetHandle, "add_columns", lambda *_: None)
+    with pytest.raises(NotDone, match="added and are not there: note"):
+        export(bed.config("parquet"))
+    assert export(bed.config("parquet", new_columns="ignore")).rows == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_fields_inside_of_the_values_of_a_map_are_added(bed: Bed, kind: str) -> None:
+    def sent(fields: dict[str, int]) -> None:
+        item = pa.struct([(name, pa.int64()) for name in fields])
+        table = pa.table({"m": pa.array([[("x", fields)]], pa.map_(pa.string(), item))})
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, table.schema) as stream:
+            stream.write_table(table)
+        bed.send([out.getvalue().to_pybytes()])
+
+    sent({"a": 1})
+    export(bed.config(kind, format="arrow"))
+    sent({"a": 2, "b": 3})
+    report = export(bed.config(kind, format="arrow"))
+    assert (report.rows, report.added_columns, report.ignored_columns) == (1, ["m.b"], [])
+    sent({"c": 4})
+    assert export(bed.config(kind, format="arrow", new_columns="ignore")).ignored_columns == ["m.c"]
+    found = [dict(row["m"])["x"] for row in bed.rows(kind).to_pylist()]
+    assert sorted(found, key=str) == [{"a": 1, "b": None}, {"a": 2, "b": 3}, {"a": None, "b": None}]
 
 
 def test_columns_are_bounded(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.spark.export.bed import Bed, order, read_table
 
+import forebay
 from forebay.buffer import BufferConfig, Producer, Reader
 from forebay.errors import UsageError
 from forebay.kit.clock import SystemClock
+from forebay.log import LogWriter
 from forebay.spark.export import (
+    DeadLetterSpec,
     ExportConfig,
     RecordsTrimmed,
     SourceSpec,
     TargetSpec,
+    _dead,
     close_clients,
     export,
 )
@@ -43,6 +48,21 @@ def produce(directory: Path, batches: int, start: int = 0) -> None:
             for number in range(start, start + batches):
                 handle = await producer.produce([order(number * 10 + each) for each in range(10)])
                 await handle.watcher.await_durable()
+
+    asyncio.run(work())
+
+
+class Crash(Exception):
+    """In the middle of something."""
+
+
+def produce_one(directory: Path, records: list[bytes]) -> None:
+    """One batch with these records."""
+
+    async def work() -> None:
+        async with Producer(BufferConfig(url=str(directory), flush_interval_ms=0)) as producer:
+            handle = await producer.produce(records)
+            await handle.watcher.await_durable()
 
     asyncio.run(work())
 
@@ -88,6 +108,39 @@ def test_a_buffer_that_somebody_else_consumed_is_noticed(tmp_path: Path) -> None
     export(dataclasses.replace(buffer_config(tmp_path, acknowledge=True), target=other))
     with pytest.raises(RecordsTrimmed):
         export(buffer_config(tmp_path))
+
+
+@pytest.mark.parametrize("step", ["dead", "never"])
+def test_bad_records_of_one_batch_are_all_kept_once(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share a position, and go to the topic in several appends, of which a crash may leave some."""
+    monkeypatch.setattr(_dead, "APPEND_RECORDS_MAX", 4)
+    bad = [b"{broken %d" % number if number % 2 else b"%d" % number for number in range(11)]
+    good = [order(number) for number in range(3)]
+    produce_one(tmp_path / "buffer", [*good, *bad])
+    produce_one(tmp_path / "buffer", [*bad[:6], *good])
+    topic = DeadLetterSpec.parse("topic:dead")
+    config = dataclasses.replace(buffer_config(tmp_path), dead_letter=topic)
+    append, appends = LogWriter.append_shared, 0
+
+    async def dying(self: LogWriter, groups: Any) -> Any:
+        nonlocal appends
+        appends += 1
+        if appends == 3 and step == "dead":
+            raise Crash
+        return await append(self, groups)
+
+    with monkeypatch.context() as patch, contextlib.suppress(Crash):
+        patch.setattr(LogWriter, "append_shared", dying)
+        export(config)
+    assert appends == (3 if step == "dead" else 5)
+    export(config)
+    close_clients()
+    with forebay.connect(tmp_path / "buffer") as bay:
+        kept = [row["value"] for row in bay.read("dead").read_all().to_pylist()]
+    assert kept == [*bad, *bad[:6]]
+    assert read_table(config.target).num_rows == 6
 
 
 def test_only_a_buffer_is_acknowledged(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ kept; tasks leave out what lies below. In a **topic** there are no numbers, but 
     Invariant: bad records of a lane are appended in order of their offsets, by a chain of appends whose
     sequence numbers the partition checks; whoever appends has read everything appended before.
 
-    mark of the last commit -> read what came after it -> X, the highest offset of this lane that is kept
-    -> append what lies above X with the next sequence number
+    mark of the last commit -> read what came after it -> X, the highest offset of this lane that is kept, and
+    how often: records of a buffer's batch share one
+    -> append what comes behind with the next sequence number
     -> refused, or taken for a repetition: somebody else appended; read on from there, and try again
 
     crash after the append, before the commit     the next round finds X and appends the rest, or nothing
@@ -181,9 +182,10 @@ class _DeadTopic:
         sequence = self._handle.position(f"dead-sequence:{lane}") or 0
         refused = 0
         while refused < ATTEMPTS_MAX:
-            position, highest = await self._kept(partition, position, lane)
-            if highest is not None:
-                rows = rows.filter(pc.greater(rows.column("offset"), highest))
+            position, highest, count = await self._kept(partition, position, lane)
+            # They are in order, so those are the first.
+            below = pc.sum(pc.less(rows.column("offset"), highest)).as_py() or 0
+            rows = rows.slice(below + count)
             if not rows.num_rows:
                 break
             group = self._group(lane, partition, rows.slice(0, APPEND_RECORDS_MAX), sequence)
@@ -199,9 +201,10 @@ class _DeadTopic:
             raise NotDone(f"{self._topic}: other exporters were always first", hint="run the export again")
         self._offsets[lane], self._sequences[lane] = position, sequence
 
-    async def _kept(self, partition: int, position: int, lane: str) -> tuple[int, int | None]:
-        """Where the topic ends, and the highest offset of this lane that was appended from `position` on."""
-        highest: int | None = None
+    async def _kept(self, partition: int, position: int, lane: str) -> tuple[int, int, int]:
+        """Where the topic ends, the highest offset of this lane that was appended from `position` on, and how
+        many records have it; -1 and none where nothing was."""
+        highest, count = -1, 0
         source = f"{self._name}/{lane}".encode()
         async for batch in self._reader.scan(self._topic, partition, position):
             position += batch.num_rows
@@ -209,8 +212,11 @@ class _DeadTopic:
             for entry in headers.to_pylist():
                 found = {header["key"]: header["value"] for header in entry or ()}
                 if found.get("forebay-source") == source:
-                    highest = max(int(found["forebay-offset"]), -1 if highest is None else highest)
-        return position, highest
+                    offset = int(found["forebay-offset"])
+                    if offset > highest:
+                        highest, count = offset, 0
+                    count += offset == highest
+        return position, highest, count
 
     def _group(self, lane: str, partition: int, rows: pa.Table, sequence: int) -> AppendGroup:
         source = f"{self._name}/{lane}".encode()

@@ -165,6 +165,8 @@ def fields_beside(name: str, found: pa.DataType, wanted: pa.DataType) -> Iterato
     """Fields inside of `found` that `wanted` does not have, as `column.field`."""
     if pa.types.is_list(found) and pa.types.is_list(wanted):
         yield from fields_beside(name, found.value_type, wanted.value_type)
+    if pa.types.is_map(found) and pa.types.is_map(wanted):
+        yield from fields_beside(name, found.item_type, wanted.item_type)
     if not (pa.types.is_struct(found) and pa.types.is_struct(wanted)):
         return
     for field_found in found:

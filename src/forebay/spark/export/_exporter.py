@@ -38,6 +38,7 @@ from forebay.spark.export._types import (
     choose,
     columns_in,
     grown,
+    is_name,
     schema_of,
     table_schema,
 )
@@ -76,7 +77,7 @@ class ExportReport:
     """Positions by lane that were gone before they were exported."""
     added_columns: list[str] = field(default_factory=list)
     ignored_columns: list[str] = field(default_factory=list)
-    """Left out: what differs from a column only in case, or has the name of one of ours."""
+    """Left out: what differs from a column only in case, has the name of one of ours, or no name."""
     positions: dict[str, int] = field(default_factory=dict)
     """Where every lane stands now."""
     version: str = ""
@@ -108,6 +109,7 @@ class Exporter:
         """Export everything that is there now."""
         began = time.monotonic()
         report = ExportReport()
+        self._added = ()
         goal = {lane.name: lane for lane in self._source.lanes()}
         conflicts = 0
         while True:
@@ -293,6 +295,11 @@ class Exporter:
             names += fields_beside(name, kind, known[name])
             added[name.lower()] = pa.field(name, kind)
         _check_columns({**known, **{each.name: each.type for each in added.values()}}.values())
+        if names == self._added:
+            raise NotDone(
+                f"{self.config.target.location}: columns were added and are not there: {', '.join(names)}",
+                hint="--new-columns ignore goes on without them",
+            )
         handle.add_columns(list(added.values()))
         self._added = names
         self._step("columns", 0, 0)
@@ -331,6 +338,7 @@ class Exporter:
         marks = {} if self._dead is None else self._dead.marks()
         commit = Commit(files, positions | marks, expected, uuid.uuid4().hex)
         report.version = commit_once(self._table, handle, commit, positions)
+        self._added = ()
         self._step("committed", len(files), len(files))
         report.commits += 1
         report.files += len(files)
@@ -350,10 +358,10 @@ class Exporter:
 
 
 def _without(schema: pa.Schema, taken: set[str]) -> pa.Schema:
-    """The fields whose names are free, whatever their case."""
+    """The fields that can be columns: whose names are some, and free, whatever their case."""
     kept: dict[str, pa.Field] = {}
     for each in schema:
-        if each.name.lower() not in taken:
+        if is_name(each.name) and each.name.lower() not in taken:
             kept.setdefault(each.name.lower(), each)
     return pa.schema(list(kept.values()))
 

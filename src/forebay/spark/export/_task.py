@@ -24,6 +24,7 @@ from forebay.spark.export._files import describe, encode_parquet, file_name
 from forebay.spark.export._json import JsonDecoder
 from forebay.spark.export._partitioning import Partitioning
 from forebay.spark.export._sources import SOURCE_SCHEMA, open_source
+from forebay.spark.export._types import is_name
 from forebay.storage import ABSENT
 
 __all__ = ["decoder_of", "payload_of", "run_task"]
@@ -81,7 +82,8 @@ class _Run:
         for span in _joined(self._task.spans):
             self._read(span)
         wanted = self._new_columns() if self._config.new_columns == "add" else {}
-        ignored = tuple(sorted((set(self._missing) - set(wanted)) | self._dropped))
+        lacking = set(self._missing) - set(wanted) - set(self._payload.names)
+        ignored = tuple(sorted(lacking | self._dropped))
         if wanted:
             return TaskResult(self._task.number, missing_columns=wanted, ignored_columns=ignored)
         files = self._write() if any(table.num_rows for table in self._tables) else ()
@@ -128,10 +130,11 @@ class _Run:
         """Keep the bad records for the driver, but for those that are kept already."""
         if not decoded.bad:
             return
-        self._dead_count += len(decoded.bad)
-        rows = pa.array([row for row, _ in decoded.bad], pa.int64())
+        bad = sorted(decoded.bad)
+        self._dead_count += len(bad)
+        rows = pa.array([row for row, _ in bad], pa.int64())
         dead = records.select(DEAD_SCHEMA.names[:-1]).take(rows)
-        dead = dead.append_column("reason", pa.array([reason for _, reason in decoded.bad], pa.string()))
+        dead = dead.append_column("reason", pa.array([reason for _, reason in bad], pa.string()))
         floor = self._task.dead_from.get(lane, 0)
         dead = dead.filter(pc.greater_equal(dead.column("offset"), floor)).cast(DEAD_SCHEMA)
         self._dead.append(dead)
@@ -141,7 +144,7 @@ class _Run:
                 "bytes of bad records in one task",
                 limit=self._config.dead_letter_bytes_max,
                 actual=size,
-                hint=f"is it the right format? the first is bad because: {decoded.bad[0][1]}",
+                hint=f"is it the right format? the first is bad because: {bad[0][1]}",
             )
 
     def _dead_letters(self) -> bytes:
@@ -156,12 +159,14 @@ class _Run:
         return bytes(out.getvalue().to_pybytes())
 
     def _new_columns(self) -> Seen:
-        """Columns to add, or to add fields to: not those whose name is taken, which a table cannot tell apart
-        by case."""
+        """Columns to add, or to add fields to: not those whose name is none, or is taken, which a table cannot
+        tell apart by case."""
         taken = {name.lower() for name in self._task.schema.names}
         known = set(self._payload.names)
         return {
-            name: kinds for name, kinds in self._missing.items() if name in known or name.lower() not in taken
+            name: kinds
+            for name, kinds in self._missing.items()
+            if name in known or (is_name(name) and name.lower() not in taken)
         }
 
     def _write(self) -> tuple[DataFile, ...]:

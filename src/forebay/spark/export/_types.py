@@ -22,6 +22,7 @@ __all__ = [
     "depth_of",
     "grown",
     "is_hollow",
+    "is_name",
     "parse_schema",
     "schema_of",
     "table_schema",
@@ -33,6 +34,8 @@ DECIMAL_DIGITS_MAX = 38
 """Digits of a decimal number that every table has."""
 NESTING_MAX = 32
 """Objects and lists inside of one another: Delta's schemas end at some forty."""
+NAME_CHARS_MAX = 255
+"""Characters of a column's name: catalogs of databases have no more."""
 COLUMNS_MAX = 5_000
 """Columns of a table, fields inside of others included, beyond which none is added."""
 _WIDENED = {
@@ -83,9 +86,12 @@ def table_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one line pe
     if types.is_map(kind):
         return pa.map_(table_type(kind.key_type), table_type(kind.item_type))
     if types.is_struct(kind):
-        return pa.struct(
-            [pa.field(field.name, table_type(field.type)) for field in kind if not is_hollow(field.type)]
-        )
+        # Of names that differ only in case the first: no table can tell them apart.
+        fields: dict[str, pa.Field] = {}
+        for field in kind:
+            if is_name(field.name) and not is_hollow(field.type):
+                fields.setdefault(field.name.lower(), pa.field(field.name, table_type(field.type)))
+        return pa.struct(list(fields.values()))
     plain = (*_WORDS.values(),)
     if kind in plain or types.is_decimal128(kind):
         return kind
@@ -106,11 +112,16 @@ def table_schema(schema: pa.Schema) -> pa.Schema:
     )
 
 
+def is_name(name: str) -> bool:
+    """Whether a column may be called so. A name with a zero byte ends there, on its way to a table."""
+    return 0 < len(name) <= NAME_CHARS_MAX and "\0" not in name
+
+
 def is_hollow(kind: pa.DataType) -> bool:
     """Whether nothing is known of the values yet: nulls, objects without fields, empty lists. No table has
     such a column, and what it will be is told by the first value."""
     if pa.types.is_struct(kind):
-        return all(is_hollow(field.type) for field in kind)
+        return all(is_hollow(field.type) or not is_name(field.name) for field in kind)
     return bool(pa.types.is_null(kind) or (pa.types.is_list(kind) and is_hollow(kind.value_type)))
 
 
@@ -133,12 +144,14 @@ def grown(known: pa.DataType, seen: pa.DataType) -> pa.DataType:
     that differ only in case the first stays."""
     if pa.types.is_list(known) and pa.types.is_list(seen):
         return pa.list_(pa.field("element", grown(known.value_type, seen.value_type)))
+    if pa.types.is_map(known) and pa.types.is_map(seen):
+        return pa.map_(known.key_type, grown(known.item_type, seen.item_type))
     if not (pa.types.is_struct(known) and pa.types.is_struct(seen)):
         return known
     fields = {field.name.lower(): field for field in known}
     for field in seen:
         found = fields.get(field.name.lower())
-        if found is None and not is_hollow(field.type):
+        if found is None and is_name(field.name) and not is_hollow(field.type):
             fields[field.name.lower()] = pa.field(field.name, table_type(field.type))
         elif found is not None and found.name == field.name:
             fields[field.name.lower()] = pa.field(field.name, grown(found.type, field.type))
