@@ -246,6 +246,45 @@ def test_an_avro_value_that_ends_too_early_says_so() -> None:
     assert "no datum of this schema" in decoded.bad[0][1]
 
 
+COLOURS = {
+    "type": "record",
+    "name": "r",
+    "fields": [
+        {"name": "c", "type": {"type": "enum", "name": "colour", "symbols": ["red", "blue"]}},
+        {"name": "list", "type": {"type": "array", "items": "colour"}},
+        {"name": "inner", "type": {"type": "record", "name": "i", "fields": [{"name": "x", "type": "colour"}]}},
+        {"name": "map", "type": {"type": "map", "values": ["null", "colour"]}},
+    ],
+}
+
+
+def test_an_avro_symbol_below_the_first_or_behind_the_last_is_bad() -> None:
+    """To the reader -1 is the last symbol."""
+    decoder = AvroDecoder(json.dumps(COLOURS))
+    good = b"\x02" b"\x02\x00\x00" b"\x02" b"\x02\x02k\x02\x00\x00"
+    [row] = decode(decoder, [good], decoder._columns).table.to_pylist()
+    assert row == {"c": "blue", "list": ["red"], "inner": {"x": "blue"}, "map": [("k", "red")]}
+    for place in (0, 2, 4, 9):  # Every symbol in it.
+        for index in (*range(1, 128, 2), *range(4, 128, 2)):  # -1 to -64, 2 to 63.
+            value = good[:place] + bytes([index]) + good[place + 1 :]
+            decoded = decode(decoder, [good, value], decoder._columns)
+            assert [number for number, _ in decoded.bad] == [1], (place, index)
+
+
+def test_a_grown_avro_schema_tells_of_its_new_fields() -> None:
+    decoder = AvroDecoder(json.dumps(COLOURS))
+    decoded = decode(decoder, [], pa.schema([("c", pa.string()), ("inner", pa.struct([]))]))
+    assert set(decoded.missing) == {"inner", "list", "map"}
+
+
+def test_an_avro_value_that_does_not_fit_its_column_is_bad_alone() -> None:
+    schema = {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}]}
+    values = [b"\x02", b"\x80\x80\x80\x80\x80\x80\x01", b"\x04"]
+    decoded = decode(AvroDecoder(json.dumps(schema)), values, pa.schema([("n", pa.int32())]))
+    assert decoded.table.column("n").to_pylist() == [1, 2]
+    assert [number for number, _ in decoded.bad] == [1]
+
+
 def test_an_avro_array_whose_elements_take_no_bytes_is_refused() -> None:
     empty = {"type": "record", "name": "E", "fields": [{"name": "n", "type": "null"}]}
     for items in ("null", empty):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.spark.export.bed import KINDS, Bed, order
 
 import forebay
 from forebay.errors import FormatError, LimitExceeded, NotDone, Unavailable, UsageError
-from forebay.spark.export import ExportReport, TargetSpec, _exporter, export, export_forever
+from forebay.spark.export import ExportConfig, ExportReport, TargetSpec, _exporter, export, export_forever
 from forebay.spark.export._parquet import ParquetHandle
 from forebay.spark.export._types import choose, grown
 
@@ -231,3 +232,32 @@ def test_a_delta_log_that_is_damaged_is_named(bed: Bed) -> None:
     with pytest.raises(FormatError, match="no Delta table that can be read: ") as caught:
         export(bed.config())
     assert "<unknown>" not in caught.value.message
+
+
+def test_a_grown_avro_schema_adds_its_columns(bed: Bed) -> None:
+    def config(*names: str) -> ExportConfig:
+        fields = [{"name": name, "type": "long"} for name in names]
+        schema = json.dumps({"type": "record", "name": "r", "fields": fields})
+        return bed.config(format="avro", avro_schema=schema)
+
+    bed.send([b"\x02"])
+    export(config("id"))
+    bed.send([b"\x04\x06"])
+    assert export(config("id", "more")).added_columns == ["more"]
+    assert sorted((row["id"], row["more"]) for row in bed.rows().to_pylist()) == [(1, None), (2, 3)]
+    bed.send([b"\x08\x0a\x0c"])
+    report = export(replace(config("id", "more", "most"), new_columns="ignore"))
+    assert (report.rows, report.added_columns, report.ignored_columns) == (1, [], ["most"])
+
+
+def test_raw_values_do_not_go_into_a_table_without_their_columns(bed: Bed) -> None:
+    bed.send([order(1)])
+    export(bed.config())
+    with pytest.raises(UsageError, match="has no column 'key' of type binary"):
+        export(bed.config(format="raw"))
+    bed.send([b"raw"], partition=1)
+    export(bed.config(format="raw", table="other"))
+    bed.send([order(2)])
+    assert export(bed.config(table="other")).added_columns == ["amount", "at", "id", "who"]
+    bed.send([order(3)])
+    assert export(bed.config(format="raw", table="other")).rows == 1, "the other columns are null"

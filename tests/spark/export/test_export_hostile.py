@@ -145,3 +145,20 @@ def test_a_value_too_long_for_a_directory_says_so() -> None:
     with pytest.raises(LimitExceeded, match="directory: 304 is over the limit of 240") as caught:
         file_name({"who": "x" * 300}, hive=True)
     assert "delta:" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by", ["at", "date(at)", "day"])
+def test_times_in_no_calendar_are_no_partition(bed: Bed, kind: str, by: str) -> None:
+    """They ended the export; nothing behind them came into the table."""
+    schema = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("day", pa.date32())])
+    for time, day in ((0, 2**30), (2**62, 0), (-(2**62), 0), (0, -(2**30)), (7, 7), (None, None)):
+        table = pa.table([pa.array([1, time], pa.int64()), pa.array([1, day], pa.int32())], names=schema.names)
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, schema) as stream:
+            stream.write_table(table.cast(schema))
+        bed.send([out.getvalue().to_pybytes()])
+    report = export(bed.config(kind, format="arrow", partition_by=(by,), dead_letter="topic:dead"))
+    assert (report.records, report.rows, report.dead_letters) == (6, 8, 2)
+    assert bed.rows(kind).num_rows == 8
+    assert [row["offset"] for row in bed.read_topic("dead")] == [1, 2]

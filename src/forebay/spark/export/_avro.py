@@ -5,6 +5,10 @@
 A datum carries neither its length nor a checksum, and the bytes of one that is too short would be filled up
 from its neighbour. The mark behind each value, sixteen random bytes that must come out as they went in, shows
 that every datum ended exactly where its value did.
+
+An enum is a number, which the reader takes for an index of a Python list: -1 is the last symbol. So each enum
+gets more symbols, all of them one random word: what comes out with that word is no datum. A number so far below
+zero that it comes round to a real symbol is not seen; damage and mistakes are of one byte.
 """
 
 from __future__ import annotations
@@ -18,13 +22,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import Unsupported, UsageError
-from forebay.spark.export._decode import Decoded, Seen, decode_halves, rows_of, together
+from forebay.spark.export._decode import (
+    Decoded,
+    Seen,
+    cast_table,
+    decode_halves,
+    dropped_fields,
+    missing_columns,
+    rows_of,
+    together,
+)
 from forebay.spark.export._types import DECIMAL_DIGITS_MAX, TIMESTAMP
 
 __all__ = ["AvroDecoder", "arrow_schema_of"]
 
 MARK_BYTES: Final = 16
 SYNC_BYTES: Final = 16
+INDEX_BYTE_MAX: Final = 64
+"""Numbers below zero that take one byte: -1 to -64."""
 _PRIMITIVE: Final = {
     "null": pa.null(),
     "boolean": pa.bool_(),
@@ -48,20 +63,28 @@ class AvroDecoder:
     """One datum of a record schema per value, without any framing."""
 
     def __init__(self, schema: str) -> None:
-        self._schema = _load(schema)
+        self._none = f"forebay_{secrets.token_hex(8)}_"
+        self._schema = _padded(_load(schema), self._none)
         self._columns = arrow_schema_of(schema)
 
     def decode(self, values: pa.BinaryArray, keys: pa.BinaryArray, wanted: pa.Schema) -> Decoded:
-        """A row per value that is a datum of the schema and nothing more."""
+        """A row per value that is a datum of the schema and nothing more, and fits the columns."""
         import fastavro
 
         failures = (
             EOFError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError,
-            UnicodeDecodeError, pa.ArrowInvalid, fastavro.read.SchemaResolutionError,
+            UnicodeDecodeError, pa.ArrowException, fastavro.read.SchemaResolutionError,
         )  # fmt: skip
-        good, bad = decode_halves(self._parse, values, failures)
+
+        def whole(part: pa.BinaryArray) -> pa.Table:
+            return cast_table(self._parse(part), wanted)
+
+        good, bad = decode_halves(whole, values, failures)
         table = together([each for _, each in good], wanted)
-        return Decoded(table, rows_of(good) if bad else None, bad)
+        # The schema of the values may have grown since the table was made.
+        known = [self._columns.empty_table()]
+        missing, dropped = missing_columns(known, wanted), dropped_fields(known, wanted)
+        return Decoded(table, rows_of(good) if bad else None, bad, missing, dropped)
 
     def look(self, values: pa.BinaryArray) -> Seen:
         """Those of the schema."""
@@ -80,6 +103,8 @@ class AvroDecoder:
             found, pa.struct([("v", pa.struct(list(self._columns))), ("m", pa.binary(MARK_BYTES))])
         )
         if len(rows) != len(values) or not pc.all(pc.equal(rows.field("m"), pa.scalar(mark))).as_py():
+            raise ValueError(NO_DATUM)
+        if _holds(rows.field("v"), self._none):
             raise ValueError(NO_DATUM)
         return pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows.field("v"))])
 
@@ -129,6 +154,30 @@ def _plain(schema: Any) -> Any:
     if not _is_kept(schema):
         kept.pop("logicalType", None)
     return kept
+
+
+def _padded(schema: Any, word: str) -> Any:
+    """The schema with symbols for the numbers below zero."""
+    if isinstance(schema, list):
+        return [_padded(each, word) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _padded(each, word) if key in _NESTED else each for key, each in schema.items()}
+    if schema.get("type") == "enum":
+        found["symbols"] = [*schema["symbols"], *(f"{word}{number}" for number in range(INDEX_BYTE_MAX))]
+    return found
+
+
+def _holds(array: pa.Array, word: str) -> bool:
+    """Whether a text begins with the word."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return any(_holds(array.field(number), word) for number in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        return _holds(array.items, word)
+    if pa.types.is_list(kind):
+        return _holds(array.values, word)
+    return pa.types.is_string(kind) and bool(pc.any(pc.starts_with(array, word)).as_py())
 
 
 _NESTED: Final = ("type", "items", "values", "fields")

@@ -99,7 +99,7 @@ class ExportConfig:
     start: Literal["earliest", "latest"] = "earliest"
     """Where a partition begins that the table does not know yet."""
     new_columns: Literal["add", "ignore"] = "add"
-    """What becomes of JSON fields and Arrow columns that the table does not have."""
+    """What becomes of fields and columns of the values that the table does not have."""
     on_data_loss: Literal["fail", "skip"] = "fail"
     """What to do where records were trimmed before they were exported: an error, or go on behind the gap."""
     acknowledge: bool = False

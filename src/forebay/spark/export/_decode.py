@@ -72,7 +72,7 @@ class RawDecoder:
 
     def decode(self, values: pa.BinaryArray, keys: pa.BinaryArray, wanted: pa.Schema) -> Decoded:
         """One row per record."""
-        return Decoded(pa.table({"key": keys, "value": values}).select(wanted.names))
+        return Decoded(cast_table(pa.table({"key": keys, "value": values}), wanted))
 
     def look(self, values: pa.BinaryArray) -> Seen:
         """Always the same two."""

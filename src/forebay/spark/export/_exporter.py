@@ -52,6 +52,8 @@ Runner: TypeAlias = Callable[[ExportConfig, Sequence[Task], str, Callable[[], No
 
 INFER_RECORDS: Final = 10_000
 """Records looked at to find the columns of a new table."""
+RAW: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+"""Columns of values that are left as they are."""
 EXAMPLES_MAX: Final = 3
 """Bad records named in an error."""
 CONFLICT_POLICY: Final = RetryPolicy(attempts_max=100, base_ms=50, cap_ms=2_000)
@@ -174,7 +176,7 @@ class Exporter:
 
             return arrow_schema_of(self.config.avro_schema or "")
         if self.config.format == "raw":
-            return pa.schema([("key", pa.binary()), ("value", pa.binary())])
+            return RAW
         decoder = decoder_of(self.config)
         seen: Seen = {}
         for lane in goal.values():
@@ -192,7 +194,8 @@ class Exporter:
 
     def _check(self, handle: Handle) -> None:
         """Whether the table is one that this export can write to."""
-        for wanted in (*METADATA, *self._partitioning.fields()):
+        payload = RAW if self.config.format == "raw" else ()
+        for wanted in (*payload, *METADATA, *self._partitioning.fields()):
             found = handle.schema.get_field_index(wanted.name)
             if found < 0 or handle.schema.field(found).type != wanted.type:
                 raise UsageError(

@@ -54,26 +54,46 @@ def _spelled(value: str | None) -> str:
 
 
 def encode_parquet(table: pa.Table, compression: str) -> tuple[pa.Buffer, pq.FileMetaData]:
-    """A file's bytes and its footer."""
-    data = _encoded(table, compression)
-    return data, pq.read_metadata(pa.BufferReader(data))
+    """A file's bytes and its footer. Columns whose lowest or highest value Python cannot say, times in no
+    calendar, have no statistics: pyiceberg would end there."""
+    data = _encoded(table, compression, statistics=True)
+    footer = pq.read_metadata(pa.BufferReader(data))
+    names = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    said = [name for number, name in enumerate(names) if _is_said(footer, number)]
+    if len(said) < len(names):
+        data = _encoded(table, compression, statistics=said or False)
+        footer = pq.read_metadata(pa.BufferReader(data))
+    return data, footer
 
 
-def _encoded(table: pa.Table, compression: str) -> pa.Buffer:
+def _is_said(footer: pq.FileMetaData, number: int) -> bool:
+    kind = footer.schema.column(number).logical_type.type
+    if kind not in ("DATE", "TIMESTAMP"):
+        return True
+    for group in range(footer.num_row_groups):
+        ends = footer.row_group(group).column(number).statistics
+        try:
+            _ = ends is not None and ends.has_min_max and (ends.min, ends.max)
+        except (OverflowError, ValueError):
+            return False
+    return True
+
+
+def _encoded(table: pa.Table, compression: str, *, statistics: bool | list[str]) -> pa.Buffer:
     # What grows is copied whenever it does, a sixth of the work where values are large. A file is hardly ever
     # larger than its columns are in memory, and room that is not used is never touched.
     room = pa.allocate_buffer(table.nbytes + table.nbytes // 16 + SPARE_BYTES)
     out = pa.FixedSizeBufferWriter(room)
     try:
-        _write(table, out, compression)
+        _write(table, out, compression, statistics)
     except OSError:  # It is larger: many levels of nesting, or a dictionary that is written out.
         growing = pa.BufferOutputStream()
-        _write(table, growing, compression)
+        _write(table, growing, compression, statistics)
         return growing.getvalue()
     return room.slice(0, out.tell())
 
 
-def _write(table: pa.Table, out: pa.NativeFile, compression: str) -> None:
+def _write(table: pa.Table, out: pa.NativeFile, compression: str, statistics: bool | list[str]) -> None:
     # Binary values are mostly all different: trying a dictionary first costs a tenth of the time.
     dictionary = [each.name for each in table.schema if pa.types.is_string(each.type)]
     pq.write_table(
@@ -82,7 +102,7 @@ def _write(table: pa.Table, out: pa.NativeFile, compression: str) -> None:
         row_group_size=ROW_GROUP_ROWS,
         compression=compression,
         use_dictionary=dictionary or False,
-        write_statistics=True,
+        write_statistics=statistics,
         coerce_timestamps="us",
         store_schema=False,
     )

@@ -18,6 +18,9 @@ __all__ = ["Partitioning"]
 
 FILES_PER_TASK_MAX: Final = 1_000
 """Most partitions that one task may write to: each is a file of its own."""
+DAY_MIN: Final = -719_162
+DAY_MAX: Final = 2_932_896
+"""The first day of the year 1 and the last of 9999, counted from 1970."""
 _DATE: Final = re.compile(r"date\((\w+)\)")
 
 
@@ -61,6 +64,19 @@ class Partitioning:
             found = schema.get_field_index(origin)
             if found < 0 or not pa.types.is_temporal(schema.field(origin).type):
                 raise UsageError(f"{name!r} needs a timestamp column {origin!r}", hint="choose another one")
+
+    def misplaced(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+        """Rows that belong to no partition: days and times outside of the years 1 to 9999 have no name."""
+        found = np.zeros(table.num_rows, np.bool_)
+        origins = dict(self.derived)
+        for name in self.columns:
+            column = table.column(origins.get(name, name))
+            if not pa.types.is_temporal(column.type):
+                continue
+            days = column.cast(pa.date32(), safe=False).cast(pa.int32())
+            outside = pc.or_(pc.less(days, DAY_MIN), pc.greater(days, DAY_MAX)).fill_null(False)
+            found |= outside.to_numpy()
+        return found
 
     def add(self, table: pa.Table) -> pa.Table:
         """The table with its derived columns."""

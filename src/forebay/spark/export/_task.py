@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,6 +33,7 @@ __all__ = ["decoder_of", "payload_of", "run_task"]
 
 CHUNK_BYTES: Final = 16 * 1024 * 1024
 """Bytes of records decoded at a time: small appends are put together, which the parsers like."""
+NO_PARTITION: Final = "a time to partition by is outside of the years 1 to 9999"
 TIME_MS_MIN: Final = -62_135_596_800_000
 TIME_MS_MAX: Final = 253_402_300_799_999
 """The first and the last millisecond of the years 1 to 9999."""
@@ -113,7 +116,11 @@ class _Run:
             decoded = self._decoder.decode(values if raw else _plain(values), keys, self._payload)
             add_seen(self._missing, decoded.missing)
             self._dropped |= decoded.dropped
-            self._tables.append(self._with_metadata(records, decoded))
+            table = self._with_metadata(records, decoded)
+            outside = self._partitioning.misplaced(table)
+            if outside.any():
+                table = _without(table, decoded, outside)
+            self._tables.append(table)
             self._bury(span.lane, records, decoded)
         self._records[span.lane] = self._records.get(span.lane, 0) + count
 
@@ -183,6 +190,14 @@ class _Run:
             self._clients.run(store.put(path, memoryview(data), ABSENT))
             files.append(describe(path, data, footer, partition))
         return tuple(files)
+
+
+def _without(table: pa.Table, decoded: Decoded, outside: npt.NDArray[np.bool_]) -> pa.Table:
+    """The table without the records of some rows, which are bad ones from now on."""
+    rows = np.arange(table.num_rows) if decoded.rows is None else decoded.rows
+    bad = np.unique(rows[outside])
+    decoded.bad += [(int(row), NO_PARTITION) for row in bad]
+    return table.filter(pa.array(~np.isin(rows, bad)))
 
 
 def _joined(spans: tuple[Span, ...]) -> Iterator[Span]:
