@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
 from tests.spark.export.bed import open_bed
 
-from forebay.errors import LimitExceeded
+from forebay.errors import LimitExceeded, Unavailable
 
 
 def double(number: int) -> int:
@@ -25,6 +26,12 @@ def killed_once(directory: str, number: int) -> int:
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return double(number)
+
+
+def unreachable(directory: str, number: int) -> int:
+    """Leave a file for every attempt."""
+    (Path(directory) / uuid.uuid4().hex).touch()
+    raise Unavailable(f"store {number} does not answer", hint="wait")
 
 
 def refuse(number: int) -> int:

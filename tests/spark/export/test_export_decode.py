@@ -252,7 +252,10 @@ COLOURS = {
     "fields": [
         {"name": "c", "type": {"type": "enum", "name": "colour", "symbols": ["red", "blue"]}},
         {"name": "list", "type": {"type": "array", "items": "colour"}},
-        {"name": "inner", "type": {"type": "record", "name": "i", "fields": [{"name": "x", "type": "colour"}]}},
+        {
+            "name": "inner",
+            "type": {"type": "record", "name": "i", "fields": [{"name": "x", "type": "colour"}]},
+        },
         {"name": "map", "type": {"type": "map", "values": ["null", "colour"]}},
     ],
 }
@@ -261,7 +264,7 @@ COLOURS = {
 def test_an_avro_symbol_below_the_first_or_behind_the_last_is_bad() -> None:
     """To the reader -1 is the last symbol."""
     decoder = AvroDecoder(json.dumps(COLOURS))
-    good = b"\x02" b"\x02\x00\x00" b"\x02" b"\x02\x02k\x02\x00\x00"
+    good = b"\x02\x02\x00\x00\x02\x02\x02k\x02\x00\x00"
     [row] = decode(decoder, [good], decoder._columns).table.to_pylist()
     assert row == {"c": "blue", "list": ["red"], "inner": {"x": "blue"}, "map": [("k", "red")]}
     for place in (0, 2, 4, 9):  # Every symbol in it.

@@ -80,7 +80,7 @@ def test_first_records_with_names_that_cannot_be_columns_do_not_hold_up_the_othe
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", [True, False])
 def test_names_that_no_column_can_have_are_left_out_and_named(bed: Bed, kind: str, first: bool) -> None:
-    """A zero byte ends a name on its way to Delta: the column that was added was never the one that lacked."""
+    """A zero byte ends a name on its way to Delta: the column that was added was never the one asked for."""
     if not first:
         bed.send([order(1)])
         export(bed.config(kind))

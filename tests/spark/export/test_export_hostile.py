@@ -153,7 +153,9 @@ def test_times_in_no_calendar_are_no_partition(bed: Bed, kind: str, by: str) -> 
     """They ended the export; nothing behind them came into the table."""
     schema = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("day", pa.date32())])
     for time, day in ((0, 2**30), (2**62, 0), (-(2**62), 0), (0, -(2**30)), (7, 7), (None, None)):
-        table = pa.table([pa.array([1, time], pa.int64()), pa.array([1, day], pa.int32())], names=schema.names)
+        table = pa.table(
+            [pa.array([1, time], pa.int64()), pa.array([1, day], pa.int32())], names=schema.names
+        )
         out = pa.BufferOutputStream()
         with pa.ipc.new_stream(out, schema) as stream:
             stream.write_table(table.cast(schema))

@@ -69,7 +69,7 @@ def test_an_outage_while_committing_to_iceberg_is_waited_for(
 
     monkeypatch.setattr(SqlCatalog, "commit_table", failing)
     monkeypatch.setattr(SqlCatalog, "load_table", loading)
-    # Nobody hears of the rows of a commit whose reply was lost: the table has them, and the next look finds none.
+    # Of a commit whose reply was lost nobody hears how many rows it had: the next look finds none.
     exported(bed, "iceberg", 20 if when == "before" else 0)
     assert refused == 2
     assert places(bed.rows("iceberg")) == all_places(bed, 20)

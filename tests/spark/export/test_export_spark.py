@@ -8,15 +8,16 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from tests.spark.export.bed import Bed, all_places, order, places
-from tests.spark.export.spark_workers import double, killed_once, refuse
+from tests.spark.export.spark_workers import double, killed_once, refuse, unreachable
 
-from forebay.errors import LimitExceeded
+from forebay.errors import LimitExceeded, Unavailable
 from forebay.spark.export import BadRecords, Exporter, RecordsTrimmed, export, spark_runner
-from forebay.spark.export._spread import spread
+from forebay.spark.export._spread import _attempts_of, spread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,6 +55,33 @@ def test_errors_come_back_with_their_fields(bed: Bed, spark: SparkSession) -> No
     assert caught.value.limit == 7
     assert sorted(spread(double, [1, 2], spark=None)) == [2, 4]
     assert RecordsTrimmed("a:0", position=1, earliest=2).final
+
+
+def test_a_store_that_does_not_answer_is_tried_again_and_then_itself_the_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A continuous export waits for that one; of an error of Spark's own it would end."""
+    with pytest.raises(Unavailable, match="store 1 does not answer"):
+        spread(partial(unreachable, str(tmp_path)), [1], spark=spark)
+    assert len(list(tmp_path.iterdir())) == _attempts_of(spark)
+
+
+@pytest.mark.parametrize(
+    ("master", "failures", "attempts"),
+    [
+        ("local", "4", 1),
+        ("local[*]", "4", 1),
+        ("local[2,3]", "4", 3),
+        ("local[*, 5]", None, 5),
+        ("local-cluster[2,1,512]", None, 4),
+        ("spark://host:7077", "7", 7),
+        (None, None, 4),
+    ],
+)
+def test_spark_tries_a_task_so_often(master: str | None, failures: str | None, attempts: int) -> None:
+    given = {"spark.master": master, "spark.task.maxFailures": failures}
+    conf = SimpleNamespace(get=lambda name, default: given[name] or default)
+    assert _attempts_of(cast("SparkSession", SimpleNamespace(conf=conf))) == attempts
 
 
 def test_a_driver_killed_with_its_jvm_loses_and_doubles_nothing(bed: Bed, java: None) -> None:

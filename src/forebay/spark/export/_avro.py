@@ -7,8 +7,8 @@ from its neighbour. The mark behind each value, sixteen random bytes that must c
 that every datum ended exactly where its value did.
 
 An enum is a number, which the reader takes for an index of a Python list: -1 is the last symbol. So each enum
-gets more symbols, all of them one random word: what comes out with that word is no datum. A number so far below
-zero that it comes round to a real symbol is not seen; damage and mistakes are of one byte.
+gets more symbols, all of them one random word: what comes out with that word is no datum. A number so far
+below zero that it comes round to a real symbol is not seen; damage and mistakes are of one byte.
 """
 
 from __future__ import annotations

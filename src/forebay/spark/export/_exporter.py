@@ -340,7 +340,7 @@ class Exporter:
         expected = {each.lane: each.known for each in plan}
         marks = {} if self._dead is None else self._dead.marks()
         commit = Commit(files, positions | marks, expected, uuid.uuid4().hex)
-        report.version = commit_once(self._table, handle, commit, positions)
+        report.version = commit_once(self._table, handle, commit, positions) or report.version
         self._added = ()
         self._step("committed", len(files), len(files))
         report.commits += 1

@@ -5,13 +5,15 @@ through the JVM. An executor that is killed takes its items with it, and Spark r
 whatever is spread must bear being run twice, or twice at once.
 
 An error that a second attempt would meet again travels back as a value and is raised on the driver, with its
-fields and its hint. Any other is left to Spark, which tries the item again.
+fields and its hint. Any other is left to Spark, which tries the item again; what the last attempt meets comes
+back as well, so that a store that is down is the same error here and there, and can be waited for.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -31,6 +33,8 @@ Result = TypeVar("Result")
 
 POLL_SECONDS: Final = 0.5
 """How often Spark is asked how far it is."""
+ATTEMPTS_OF_SPARK: Final = "4"
+"""What `spark.task.maxFailures` is where nobody sets it."""
 RESULT: Final = pa.schema([pa.field("result", pa.binary())])
 
 
@@ -88,13 +92,19 @@ def _on_threads(
 def _on_spark(
     function: Callable[[Item], Result], items: Sequence[Item], told: Callable[[], None], spark: SparkSession
 ) -> list[Result]:
+    attempts = _attempts_of(spark)
+
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
         from forebay.spark._worker import begin, settle
 
         begin()
+        context = TaskContext.get()
+        is_last = context is not None and context.attemptNumber() + 1 >= attempts
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                data = pickle.dumps(attempt(function, items[number]))
+                data = pickle.dumps(attempt(function, items[number], is_last=is_last))
                 yield pa.RecordBatch.from_arrays([pa.array([data], pa.binary())], schema=RESULT)
         settle()
 
@@ -110,16 +120,23 @@ def _on_spark(
     return results
 
 
-def attempt(function: Callable[[Item], Result], item: Item) -> Result | ForebayError:
-    """The result, or an error that would come again. Others are raised."""
+def _attempts_of(spark: SparkSession) -> int:
+    """How often Spark tries a task: in local mode once, or as the master says after a comma."""
+    if local := re.fullmatch(r"local(?:\[[^,\]]*,?\s*(\d*)\])?", spark.conf.get("spark.master", "") or ""):
+        return int(local[1] or 1)
+    return int(spark.conf.get("spark.task.maxFailures", ATTEMPTS_OF_SPARK) or ATTEMPTS_OF_SPARK)
+
+
+def attempt(
+    function: Callable[[Item], Result], item: Item, *, is_last: bool = False
+) -> Result | ForebayError:
+    """The result, or an error that would come again, or has no other chance. Others are raised."""
     try:
         return function(item)
-    except (Unavailable, OutcomeUnknown):
-        raise
-    except (UsageError, NotFound) as error:
-        return error
     except ForebayError as error:
-        if getattr(error, "final", False):
+        passes = isinstance(error, Unavailable | OutcomeUnknown)
+        is_final = isinstance(error, UsageError | NotFound) or getattr(error, "final", False)
+        if is_last or (is_final and not passes):
             return error
         raise
 

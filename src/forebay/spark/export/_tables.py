@@ -89,7 +89,7 @@ class Table(abc.ABC):
 
 
 def commit_once(table: Table, handle: Handle, commit: Commit, ends: Mapping[str, int]) -> str:
-    """Commit; where the reply is lost, the table's numbers tell. The new version, empty where nobody knows it.
+    """Commit; where the reply is lost, the table's numbers tell. The new version, empty where unknown.
 
     Raises `CommitConflict` where it is certainly not in, `CommitUnknown` where the table does not answer.
     """

@@ -166,8 +166,8 @@ class _Run:
         return bytes(out.getvalue().to_pybytes())
 
     def _new_columns(self) -> Seen:
-        """Columns to add, or to add fields to: not those whose name is none, or is taken, which a table cannot
-        tell apart by case."""
+        """Columns to add, or to add fields to: not those whose name is none, or is taken: a table cannot tell
+        names apart by case."""
         taken = {name.lower() for name in self._task.schema.names}
         known = set(self._payload.names)
         return {

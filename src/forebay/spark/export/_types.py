@@ -86,16 +86,20 @@ def table_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one line pe
     if types.is_map(kind):
         return pa.map_(table_type(kind.key_type), table_type(kind.item_type))
     if types.is_struct(kind):
-        # Of names that differ only in case the first: no table can tell them apart.
-        fields: dict[str, pa.Field] = {}
-        for field in kind:
-            if is_name(field.name) and not is_hollow(field.type):
-                fields.setdefault(field.name.lower(), pa.field(field.name, table_type(field.type)))
-        return pa.struct(list(fields.values()))
+        return _struct(kind)
     plain = (*_WORDS.values(),)
     if kind in plain or types.is_decimal128(kind):
         return kind
     raise UsageError(f"no table has a column of type {kind}", hint="convert it before it is produced")
+
+
+def _struct(kind: pa.StructType) -> pa.DataType:
+    """Of names that differ only in case the first: no table can tell them apart."""
+    fields: dict[str, pa.Field] = {}
+    for field in kind:
+        if is_name(field.name) and not is_hollow(field.type):
+            fields.setdefault(field.name.lower(), pa.field(field.name, table_type(field.type)))
+    return pa.struct(list(fields.values()))
 
 
 def table_schema(schema: pa.Schema) -> pa.Schema:
