@@ -12,7 +12,7 @@ from tests.broker.bed import serving, until
 
 from forebay.errors import Unavailable
 from forebay.log import ProducerConfig
-from forebay.log._keys import GroupKeys
+from forebay.log._keys import GroupKeys, PartitionKeys
 
 
 async def test_topics_are_created_listed_changed_and_deleted() -> None:
@@ -180,6 +180,20 @@ async def test_a_damaged_record_hides_neither_its_group_nor_others() -> None:
         shown = [(each["labels"]["group"], each["labels"]["partition"]) for each in lag]
         assert shown == [("a", "1"), ("b", "0"), ("b", "1")]
         assert broker.metrics.counter("group.lag_failures", "").labels().value == 1
+
+
+async def test_a_damaged_partition_hides_no_other_of_its_topic() -> None:
+    async with serving() as (broker, client):
+        for number in (0, 1, 2):
+            await client.produce("t", number, ["a"])
+        keys = PartitionKeys("t", 1)
+        await broker.engines.coordinator.put(keys.control, b"torn", partition_key=keys.partition_key)
+        topic = (await client.get("/topics/t")).json()
+        assert [each["partition"] for each in topic["offsets"]] == [0, 2]
+        compaction = (await client.get("/compaction?topic=t")).json()
+        assert [each["partition"] for each in compaction["partitions"]] == [0, 2]
+        for answer in (topic, compaction):
+            assert [keys.control in text for text in answer["problems"]] == [True]
 
 
 async def test_a_commit_to_no_topic_or_beyond_the_end_is_refused() -> None:

@@ -6,7 +6,7 @@ import pytest
 from tests.log.test_groups import ALL, Log, at
 
 from forebay.coordination import MemoryCoordinator
-from forebay.errors import Unavailable
+from forebay.errors import ForebayError, StorageDamaged, Unavailable
 from forebay.log import DataLost
 from forebay.log._group_records import GroupBusy
 from forebay.log._keys import GroupKeys, PartitionKeys
@@ -98,3 +98,26 @@ async def test_a_partition_that_is_trimmed_during_the_look_is_still_described() 
     log.reader.time_of = trimmed_before  # type: ignore[method-assign]
     [lag] = (await log.groups.describe("billing")).partitions
     assert (lag.committed, lag.records) == (1, 3)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["all it knows", "named"])
+@pytest.mark.parametrize(
+    ("key", "home"),
+    [(PARTITION.control, PARTITION.partition_key), (GROUP.offset("orders", 1), GROUP.partition_key)],
+    ids=["partition", "commit"],
+)
+async def test_a_reset_moves_the_others_and_names_what_is_damaged(
+    log: Log, key: str, home: str, named: bool
+) -> None:
+    await damage(log, key, home)
+    places = list(ALL) if named else None
+    damaged: list[ForebayError] = []
+    with pytest.raises(StorageDamaged):
+        await log.groups.reset("billing", places, to="latest")
+    plan = await log.groups.reset("billing", places, to="latest", damaged=damaged)
+    assert [(each.partition, each.before, each.after) for each in plan] == [(0, 2, 5), (2, 2, 5), (3, 2, 5)]
+    [error] = damaged
+    assert key in error.message
+    found, _ = await log.groups._offsets("billing").survey()
+    moved = {place.partition for place, held in found.items() if held.record.offset == 5}
+    assert moved == {0, 2, 3}

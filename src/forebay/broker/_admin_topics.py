@@ -9,6 +9,7 @@ from forebay.broker._engines import Engines
 from forebay.broker._errors import BadRequest
 from forebay.broker._http import Response
 from forebay.broker._routes import Action, Call
+from forebay.errors import ForebayError, StorageDamaged
 from forebay.formats.http_messages import (
     Deleted,
     ExplainResponse,
@@ -54,12 +55,19 @@ class TopicHandlers:
         return json_response(_view(topic), 201)
 
     async def describe(self, call: Call) -> Response:
-        """With the ends of its partitions."""
+        """With the ends of its partitions. One that cannot be read hides no other."""
         topic = await self._engines.catalog.describe(call.topic)
         view = _view(topic)
         count = min(topic.partitions, OFFSETS_MAX)
         places = [(topic.topic, number) for number in range(count)]
-        view.offsets = [_offsets(each) for each in await self._engines.reader.offsets_many(places)]
+        view.offsets, view.problems = [], []
+        for each in await self._engines.reader.offsets_each(places):
+            if isinstance(each, StorageDamaged):
+                view.problems.append(each.message)
+            elif isinstance(each, ForebayError):
+                raise each
+            else:
+                view.offsets.append(_offsets(each))
         return json_response(view)
 
     async def alter(self, call: Call) -> Response:

@@ -11,7 +11,7 @@ from forebay.broker._engines import Engines
 from forebay.broker._errors import BadRequest, TooManyWaits
 from forebay.broker._http import Response
 from forebay.broker._routes import Action, Call
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, StorageDamaged
 from forebay.formats.http_messages import (
     CompactionRequest,
     CompactionResponse,
@@ -49,10 +49,15 @@ class ChoreHandlers:
         topic = await self._engines.catalog.describe(name)
         numbers = range(min(topic.partitions, STATES_MAX))
         found = await asyncio.gather(*(self._state(name, number) for number in numbers))
-        return json_response(CompactionStates(list(found)))
+        states = [each for each in found if isinstance(each, CompactionState)]
+        problems = [each.message for each in found if isinstance(each, StorageDamaged)]
+        return json_response(CompactionStates(states, problems))
 
-    async def _state(self, topic: str, partition: int) -> CompactionState:
-        meta = await read_meta(self._engines.coordinator, PartitionKeys(topic, partition))
+    async def _state(self, topic: str, partition: int) -> CompactionState | StorageDamaged:
+        try:
+            meta = await read_meta(self._engines.coordinator, PartitionKeys(topic, partition))
+        except StorageDamaged as error:
+            return error
         return CompactionState(
             topic=topic,
             partition=partition,

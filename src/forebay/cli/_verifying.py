@@ -62,6 +62,8 @@ def _print(report: VerifyReport) -> None:
     for each in report.partitions:
         for problem in each.problems:
             out.line(f"{each.topic}:{each.partition}: {out.printable(problem)}")
+        if each.leftover:
+            out.line(f"{each.topic}:{each.partition}: left over: {out.printable(each.leftover)}")
     for problem in report.problems:
         out.line(f"catalog: {out.printable(problem)}")
     for key in report.orphans[:SHOWN_MAX]:

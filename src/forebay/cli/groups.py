@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._log_parts import LogParts, is_number, open_log, parse_time_ms
 from forebay.cli._options import CommandGroup
 from forebay.cli._run import wait_for
-from forebay.errors import NotFound, UsageError
+from forebay.errors import ForebayError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from forebay.log._group_records import TopicPartition
@@ -99,9 +100,14 @@ def describe(deployment: Deployment, group: Name) -> None:
         )
     else:
         _print_description(found)
-    for error in found.damaged:
+    _name_damage(found.damaged)
+
+
+def _name_damage(damaged: Sequence[ForebayError]) -> None:
+    """Name what could not be read, and end with code 1 if there is something."""
+    for error in damaged:
         out.warning(f"{error.message}; {error.hint}" if error.hint else error.message)
-    if found.damaged:
+    if damaged:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -147,11 +153,15 @@ def reset(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
     force: Force = False,
 ) -> None:
-    """Move a group to another place. JSON: a line per partition."""
+    """Move a group to another place. JSON: a line per partition.
+
+    What cannot be read is named and left where it is, the others are moved, and the exit code is 1.
+    """
     if (to is None) == (to_time is None):
         raise UsageError("a reset goes to one place", hint="give --to earliest, latest or N, or --to-time")
     if partition is not None and topic is None:
         raise UsageError("--partition without --topic", hint="name the topic as well")
+    damaged: list[ForebayError] = []
 
     async def work() -> list[GroupReset]:
         async with open_log(deployment) as parts:
@@ -162,6 +172,7 @@ def reset(
                 to_time_ms=None if to_time is None else parse_time_ms(to_time),
                 dry_run=dry_run,
                 force=force,
+                damaged=damaged,
             )
 
     plan = wait_for(work())
@@ -172,6 +183,7 @@ def reset(
             before = "-" if each.before is None else str(each.before)
             verb = "would go" if dry_run else "goes"
             out.line(f"{each.topic}:{each.partition} {verb} from {before} to {each.after}")
+    _name_damage(damaged)
 
 
 async def _places(parts: LogParts, topic: str | None, partition: int | None) -> list[TopicPartition] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -149,19 +150,23 @@ def _print_partitions(found: Topic, partitions: list[dict[str, Any]]) -> None:
 async def _partition(parts: LogParts, topic: Topic, number: int) -> dict[str, Any]:
     from forebay.log._keys import PartitionKeys
     from forebay.log._meta import read_meta
+    from forebay.log._records import Control
 
     meta = await read_meta(parts.coordinator, PartitionKeys(topic.topic, number))
-    written = meta.control is not None
+    control = meta.control
+    if control is None or control.is_left_over(topic.state, topic.first_offset):
+        # Before the first append the catalog says where it will begin: behind a deleted topic of this name.
+        control = Control.of_new(topic.first_offset)
+        meta = replace(meta, control=control, cursor=max(meta.cursor, topic.first_offset))
     return {
         "partition": number,
-        # Before the first append the catalog says where it will begin: behind a deleted topic of this name.
-        "earliest": meta.earliest if written else topic.first_offset,
-        "next": meta.next if written else topic.first_offset,
+        "earliest": meta.earliest,
+        "next": meta.next,
         "records": meta.next - meta.earliest,
-        "cursor": max(meta.cursor, 0 if written else topic.first_offset),
+        "cursor": meta.cursor,
         "not_compacted": meta.lag,
-        "state": "OPEN" if meta.control is None else meta.control.log_state,
-        "epoch": 0 if meta.control is None else meta.control.epoch,
+        "state": control.log_state,
+        "epoch": control.epoch,
     }
 
 

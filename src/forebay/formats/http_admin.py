@@ -73,7 +73,7 @@ class OffsetsView(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TopicView(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One topic. `offsets` only where a single one was asked for."""
+    """One topic. `offsets` and `problems` only where a single one was asked for."""
 
     topic: str
     topic_id: str
@@ -82,6 +82,8 @@ class TopicView(msgspec.Struct, kw_only=True, omit_defaults=True):
     state: str
     settings: TopicSettingsView
     offsets: list[OffsetsView] | None = None
+    problems: list[str] = []
+    """What is wrong with each partition that cannot be read: it is not in `offsets`."""
 
 
 class TopicList(msgspec.Struct):
@@ -304,10 +306,12 @@ class CompactionState(msgspec.Struct, kw_only=True):
     """Step of the compaction under way; empty: none."""
 
 
-class CompactionStates(msgspec.Struct):
+class CompactionStates(msgspec.Struct, omit_defaults=True):
     """Answer of GET /compaction?topic=T."""
 
     partitions: list[CompactionState]
+    problems: list[str] = []
+    """What is wrong with each partition that cannot be read: it is not in `partitions`."""
 
 
 class RetentionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

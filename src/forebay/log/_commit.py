@@ -401,10 +401,7 @@ def _partitions(tries: Sequence[Try]) -> int:
 
 def _just_begun(control: Control | None) -> bool:
     """Whether a partition has nothing, or nothing but its last append."""
-    if control is None:
-        return True
-    last = control.sequence_counter if control.pending is None else control.pending.start_offset
-    return last <= control.start_offset
+    return control is None or control.just_begun
 
 
 def _unknown(one: Try) -> OutcomeUnknown:

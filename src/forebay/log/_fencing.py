@@ -30,7 +30,7 @@ from forebay.log._errors import Fenced
 from forebay.log._keys import PartitionKeys
 from forebay.log._numbers import whole
 from forebay.log._records import Control, Cursor, decode_record, encode_record
-from forebay.log._topics import Catalog, Topic, TopicDeleted
+from forebay.log._topics import Catalog, TopicDeleted
 
 __all__ = ["FenceState", "Fencing"]
 
@@ -151,7 +151,7 @@ class Fencing:
         if found is not None and found.state != "ACTIVE":
             raise TopicDeleted(keys.topic)
         if found is not None and control.start_offset < found.first_offset:
-            return _first(found)
+            return Control.of_new(found.first_offset)
         return control
 
     async def _state(self, keys: PartitionKeys) -> FenceState:
@@ -168,7 +168,7 @@ class Fencing:
         if topic.state != "ACTIVE":
             # A record that is put behind a deletion's back would be found, fenced, by the next topic.
             raise TopicDeleted(keys.topic)
-        return _first(topic), None
+        return Control.of_new(topic.first_offset), None
 
     async def _retry(self, operation: Callable[[], Awaitable[FenceState]]) -> FenceState:
         return await retry(
@@ -183,11 +183,6 @@ class Fencing:
 def _again(error: ForebayError) -> bool:
     # Every attempt reads first; see above for what it makes of its own earlier work.
     return isinstance(error, Unavailable | OutcomeUnknown | PreconditionFailed)
-
-
-def _first(topic: Topic) -> Control:
-    first = topic.first_offset
-    return Control(log_state="OPEN", sequence_counter=first, pending=None, start_offset=first)
 
 
 def _shown(keys: PartitionKeys, control: Control) -> FenceState:

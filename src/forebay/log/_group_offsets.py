@@ -72,23 +72,23 @@ class GroupOffsets:
     async def read(self) -> dict[TopicPartition, Held]:
         """All records of the group; raises `StorageDamaged` where one cannot be read."""
         found, damaged = await self.survey()
-        for error in damaged:
+        for error in damaged.values():
             raise error
         return found
 
-    async def survey(self) -> tuple[dict[TopicPartition, Held], list[StorageDamaged]]:
-        """All records that can be read, and what is wrong with each of the others."""
+    async def survey(self) -> tuple[dict[TopicPartition, Held], dict[str, StorageDamaged]]:
+        """All records that can be read, and what is wrong with each of the others, by key."""
 
-        async def attempt() -> tuple[dict[TopicPartition, Held], list[StorageDamaged]]:
+        async def attempt() -> tuple[dict[TopicPartition, Held], dict[str, StorageDamaged]]:
             found: dict[TopicPartition, Held] = {}
-            damaged: list[StorageDamaged] = []
+            damaged: dict[str, StorageDamaged] = {}
             async for record in self._coordinator.scan_all(
                 *self._keys.offsets_range(), partition_key=self._keys.partition_key
             ):
                 try:
                     held = Held(self._decoded(record), record.version)
                 except StorageDamaged as error:
-                    damaged.append(error)
+                    damaged[record.key] = error
                 else:
                     found[held.record.place] = held
             return found, damaged
@@ -169,7 +169,7 @@ class GroupOffsets:
         if not doubtful & left.keys():
             return
         try:
-            found = await self.read()
+            found, _ = await self.survey()
         except ForebayError:
             return
         for place in sorted(doubtful & left.keys()):

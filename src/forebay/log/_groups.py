@@ -181,7 +181,8 @@ class Groups:
                 lags.append(lag)
             elif lag is not None:
                 damaged.append(lag)
-        return GroupDescription(group, state.generation, tuple(members), tuple(lags), (*damaged, *unreadable))
+        damaged += unreadable.values()
+        return GroupDescription(group, state.generation, tuple(members), tuple(lags), tuple(damaged))
 
     async def _state(self, keys: GroupKeys, damaged: list[ForebayError]) -> GroupState:
         record = await self._get(keys.state, keys.partition_key)
@@ -286,12 +287,16 @@ class Groups:
         to_time_ms: int | None = None,
         dry_run: bool = False,
         force: bool = False,
+        damaged: list[ForebayError] | None = None,
     ) -> list[GroupReset]:
         """Move a group to one end, an offset or a time: in the partitions named, or all it knows that exist.
 
         An offset outside the log becomes the nearer end. Raises `NotFound` where no partition is named and
         there is no such group, and `GroupBusy` where members are alive, unless forced: they are fenced then,
         claim again with their next look at the group, and go on from the new offset.
+
+        What is wrong with a partition or record that cannot be read is added to `damaged`, and the others are
+        moved. Where there is no such list it is raised, and nothing is moved.
         """
         if (to is None) == (to_time_ms is None):
             raise UsageError("a reset goes to one place", hint="give either `to` or `to_time_ms`")
@@ -299,20 +304,18 @@ class Groups:
         to_time_ms = to_time_ms if to_time_ms is None else whole("time", to_time_ms, -WHOLE_MAX)
         if partitions is not None:
             partitions = [valid_place(place) for place in partitions]
-        found = await self._offsets(group).read()
+        found, unreadable = await self._offsets(group).survey()
         if partitions is None and not found:
             await self._check_exists(group)
-        chosen = sorted(found) if partitions is None else list(partitions)
-        afters = await asyncio.gather(
-            *(self._target(place, to, to_time_ms) for place in chosen), return_exceptions=True
-        )
-        targets: dict[TopicPartition, int] = {}
-        for place, after in zip(chosen, afters, strict=True):
-            if isinstance(after, LookupError) and partitions is None:
-                continue  # The topic was deleted after the group had read it: there is no place to go to.
-            if isinstance(after, BaseException):
-                raise after
-            targets[place] = after
+        keys = GroupKeys(group)
+        left_out: list[ForebayError] = list(unreadable.values())
+        chosen = sorted(found) if partitions is None else partitions
+        chosen = [place for place in chosen if keys.offset(place.topic, place.partition) not in unreadable]
+        targets = await self._targets(chosen, to, to_time_ms, left_out, named=partitions is not None)
+        for error in left_out:
+            if damaged is None:
+                raise error
+            damaged.append(error)
         plan = [
             GroupReset(
                 place.topic, place.partition, found[place].record.offset if place in found else None, after
@@ -320,7 +323,7 @@ class Groups:
             for place, after in targets.items()
         ]
         if targets and not dry_run:
-            await self._check_idle(GroupKeys(group), force)
+            await self._check_idle(keys, force)
             await enter_group(self._coordinator, group, self._retry)
             await self._retry(lambda: self._reset(group, targets, force))
         return plan
@@ -328,7 +331,7 @@ class Groups:
     async def _reset(self, group: str, targets: dict[TopicPartition, int], force: bool) -> None:
         """One attempt at what is left of the targets. A commit that came in between is reset as well."""
         store = self._offsets(group)
-        found = await store.read()
+        found, _ = await store.survey()
         changes = {}
         for place, after in targets.items():
             held = found.get(place, store.absent(place))
@@ -386,6 +389,31 @@ class Groups:
         alive = len(await self._members(keys, unreadable)) + len(unreadable)
         if alive and not force:
             raise GroupBusy(keys.group, alive)
+
+    async def _targets(
+        self,
+        places: Sequence[TopicPartition],
+        to: ResetTo | None,
+        to_time_ms: int | None,
+        damaged: list[ForebayError],
+        *,
+        named: bool,
+    ) -> dict[TopicPartition, int]:
+        """Where each goes. What cannot be read is added to `damaged`."""
+        targets: dict[TopicPartition, int] = {}
+        found = await asyncio.gather(
+            *(self._target(place, to, to_time_ms) for place in places), return_exceptions=True
+        )
+        for place, after in zip(places, found, strict=True):
+            if isinstance(after, LookupError) and not named:
+                continue  # The topic was deleted after the group had read it: there is no place to go to.
+            if isinstance(after, DataLost | StorageDamaged):
+                damaged.append(after)
+            elif isinstance(after, BaseException):
+                raise after
+            else:
+                targets[place] = after
+        return targets
 
     async def _target(self, place: TopicPartition, to: ResetTo | None, to_time_ms: int | None) -> int:
         ends = await self._reader.offsets(place.topic, place.partition)

@@ -88,7 +88,11 @@ class Positions:
         for topic in topics:
             for keys in _partitions([topic]):
                 control = controls[keys]
-                ends = (topic.first_offset,) * 2 if control is None else _range(control)
+                first = topic.first_offset
+                if control is None or control.is_left_over(topic.state, first):
+                    ends = first, first
+                else:
+                    ends = _range(control)
                 offsets.append(PartitionOffsets(keys.topic, keys.partition, *ends))
         return PositionsSeen(topics, tuple(offsets))
 

@@ -101,8 +101,7 @@ def propose(one: Try, now_ms: int, writer: str | None) -> Proposal:
 
 def first_control(state: PartitionState) -> Control:
     assert state.topic is not None
-    first = state.topic.first_offset
-    return Control(log_state="OPEN", sequence_counter=first, pending=None, start_offset=first)
+    return Control.of_new(state.topic.first_offset)
 
 
 def waves(units: Sequence[Unit]) -> Sequence[Sequence[Unit]]:

@@ -129,6 +129,25 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     producers: dict[str, list[ProducerAppend]] = {}
     """Last appends by producer id, newest last; producers in the order of their last append."""
 
+    @classmethod
+    def of_new(cls, first_offset: int) -> Control:
+        """The record of a partition before its first append."""
+        return cls(log_state="OPEN", sequence_counter=first_offset, pending=None, start_offset=first_offset)
+
+    @property
+    def just_begun(self) -> bool:
+        """Whether the partition has nothing but its last append: as after the request that makes one."""
+        last = self.sequence_counter if self.pending is None else self.pending.start_offset
+        return last <= self.start_offset
+
+    def is_left_over(self, topic_state: str, first_offset: int) -> bool:
+        """Whether a late request has made this record after the topic that it is of was deleted.
+
+        It begins below the topic then. So does every partition of a topic that is just being deleted.
+        """
+        steady = topic_state in ("ACTIVE", "DELETED")
+        return steady and self.just_begun and self.start_offset < first_offset
+
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     """How far compaction has come."""

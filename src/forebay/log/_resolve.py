@@ -12,6 +12,9 @@ trimmers and late index puts are at work:
 * An entry of the write-ahead log that lies below the compaction cursor may name an object that vacuum has
   removed. The object is simply asked for; where it is missing, the lookup is made again, now with the cursor,
   and steps over such entries. So the cursor costs a request only after a miss.
+* A control record that has nothing but its first append may be left over from a deleted topic: the request
+  that made it came late. It begins below its topic then, and counts as none. The catalog is asked for that
+  once per such record, and never again for a partition that was appended to twice.
 * No entry covers the offset: trimmed since, or compacted between two pages of one lookup. Again from the
   control record, a bounded number of times.
 
@@ -45,6 +48,8 @@ T = TypeVar("T")
 
 LOOKUP_ENTRIES_MIN: Final = 4
 """Fewest entries one lookup asks for: room to step over a few that do not cover."""
+CONFIRMED_MAX: Final = 10_000
+"""New partitions that a reader remembers to be of their topic; with more it begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,8 @@ class Resolver:
         self._clock = clock
         self._random = randomness
         self._policy = policy
+        self._confirmed: dict[str, int] = {}
+        """Versions of control records that are not left over, by partition. A version never comes back."""
 
     async def view(self, keys: PartitionKeys) -> PartitionView:
         """The control record now. A partition that was created and never written to is empty."""
@@ -153,18 +160,34 @@ class Resolver:
         return await self._as_view(keys, control), above
 
     async def _as_view(self, keys: PartitionKeys, record: Record | None) -> PartitionView:
-        if record is None:
-            first = await self._first_offset(keys)
-            return PartitionView(keys, first, first, None, "OPEN", 0)
-        control = decode_record(Control, keys.control, record.value)
-        return PartitionView(
-            keys,
-            control.start_offset,
-            control.sequence_counter,
-            control.pending,
-            control.log_state,
-            control.epoch,
-        )
+        if record is not None:
+            control = decode_record(Control, keys.control, record.value)
+            if not control.just_begun or not await self._is_left_over(keys, record.version, control):
+                return PartitionView(
+                    keys,
+                    control.start_offset,
+                    control.sequence_counter,
+                    control.pending,
+                    control.log_state,
+                    control.epoch,
+                )
+        first = await self._first_offset(keys)
+        return PartitionView(keys, first, first, None, "OPEN", 0)
+
+    async def _is_left_over(self, keys: PartitionKeys, version: int, control: Control) -> bool:
+        """Whether a late request has made the record, after its topic was deleted."""
+        if self._confirmed.get(keys.partition_key) == version:
+            return False
+        try:
+            listed = await self._listed(keys)
+        except StorageDamaged:
+            return False  # Nobody knows. What can be read stays readable.
+        if listed is not None and control.is_left_over(listed.state, listed.first_offset):
+            return True
+        if len(self._confirmed) >= CONFIRMED_MAX:
+            self._confirmed.clear()
+        self._confirmed[keys.partition_key] = version
+        return False
 
     async def cursor(self, keys: PartitionKeys) -> int:
         """The first offset that is not compacted."""
@@ -246,14 +269,17 @@ class Resolver:
 
     async def _first_offset(self, keys: PartitionKeys) -> int:
         """Where a partition without a control record will begin; raises `UnknownTopic`."""
-        key = topic_key(keys.topic)
-        record = await self._get(key, CATALOG_PARTITION_KEY)
-        listed = None if record is None else decode_record(_Listed, key, record.value)
+        listed = await self._listed(keys)
         if listed is None or listed.state == "DELETED":
             raise UnknownTopic(keys.topic)
         if keys.partition >= listed.partitions:
             raise UnknownPartition(keys.topic, keys.partition, hint=f"it has 0 to {listed.partitions - 1}")
         return listed.first_offset
+
+    async def _listed(self, keys: PartitionKeys) -> _Listed | None:
+        key = topic_key(keys.topic)
+        record = await self._get(key, CATALOG_PARTITION_KEY)
+        return None if record is None else decode_record(_Listed, key, record.value)
 
     async def _get(self, key: str, partition_key: str) -> Record | None:
         return await self._patiently(lambda: self._coordinator.get(key, partition_key=partition_key))

@@ -69,15 +69,18 @@ class PartitionReport:
     records: int = 0
     """Records that can be read."""
     problems: list[str] = field(default_factory=list)
+    leftover: str = ""
+    """What is left over from a topic of this name that was deleted. It does no harm."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
+        """Plain data; with `leftover` only where there is one."""
+        document = {
             "topic": self.topic,
             "partition": self.partition,
             "records": self.records,
             "problems": self.problems,
         }
+        return document | ({"leftover": self.leftover} if self.leftover else {})
 
 
 @dataclass(slots=True)
@@ -241,8 +244,17 @@ class _Look:
         keys = self._keys
         report = PartitionReport(keys.topic, keys.partition)
         meta = await self._meta()
+        topic = await self._topic() if meta.control is None or meta.control.just_begun else None
         if meta.control is None:
-            report.problems = await self._without_control()
+            report.problems = await self._without_control(topic)
+            return report
+        left_over = topic is not None and meta.control.is_left_over(topic.state, topic.first_offset)
+        # Not where the topic was deleted and made again between the two looks.
+        if topic is not None and left_over and (await self._meta()).control == meta.control:
+            report.leftover = (
+                f"{keys.control} begins at offset {meta.earliest}, its topic at {topic.first_offset}: it was "
+                "made late, after an earlier topic was deleted; readers pass over it, an append replaces it"
+            )
             return report
         report.records = meta.next - meta.earliest
         cursor = await self._cursor(meta)
@@ -261,17 +273,18 @@ class _Look:
             report.problems.append(f"the index ends at offset {highest}, which was never assigned")
         return report
 
-    async def _without_control(self) -> list[str]:
-        """A partition comes into being with its control record. Index entries without one are what a sleeper
-        puts after a deletion, below the first offset of the next topic; any other says that it was lost."""
-        keys, coordinator = self._keys, self._objects.coordinator
-        key = topic_key(keys.topic)
+    async def _topic(self) -> Topic | None:
+        coordinator, key = self._objects.coordinator, topic_key(self._keys.topic)
         record = await self._objects.patiently(
             lambda: coordinator.get(key, partition_key=CATALOG_PARTITION_KEY)
         )
-        if record is None:
+        return None if record is None else decode_record(Topic, key, record.value)
+
+    async def _without_control(self, topic: Topic | None) -> list[str]:
+        """A partition comes into being with its control record. Index entries without one are what a sleeper
+        puts after a deletion, below the first offset of the next topic; any other says that it was lost."""
+        if topic is None:
             return []
-        topic = decode_record(Topic, key, record.value)
         async for entry in self._entries(topic.first_offset):
             # Two more looks tell whether the partition has come into being meanwhile.
             if topic.state == "ACTIVE" and (await self._meta()).control is None:

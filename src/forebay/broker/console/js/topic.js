@@ -14,6 +14,7 @@ export function topic(root, { params, life }) {
   const name = params.topic;
   const part = encodeURIComponent(name);
   const trouble = el("div");
+  const damage = el("div");
   const about = el("div");
   const sizes = new Map();
   const states = new Map();
@@ -34,6 +35,7 @@ export function topic(root, { params, life }) {
     el("p", { class: "crumbs" }, el("a", { href: "#/topics" }, "Topics"), " / "),
     el("h1", {}, el("bdi", {}, name)),
     trouble,
+    damage,
     el("div", { class: "row" },
       el("a", { class: "button", href: `#/tail?topic=${part}&partition=0&from=-100` }, "Live tail"),
       el("a", { class: "button", href: `#/produce?topic=${part}` }, "Produce"),
@@ -47,6 +49,7 @@ export function topic(root, { params, life }) {
   life.every(LOOK_MS, trouble, async () => {
     const found = await get(paths.topic(name), life.signal);
     rows = found.offsets || [];
+    damage.replaceChildren(...(found.problems || []).map((message) => problemBox({ type: "Damaged", message })));
     if (!about.firstChild) about.append(settings(found));
     const compaction = await get(`/compaction?${new URLSearchParams({ topic: name })}`, life.signal);
     for (const one of compaction.partitions) states.set(one.partition, one);
