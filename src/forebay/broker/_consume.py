@@ -9,25 +9,33 @@ client that polls an idle log costs neither the store nor the coordinator anythi
 the others are answered with it at once.
 
 `max_bytes` bounds the answer as a whole: partitions are filled in the order of the request, so a client that
-wants fairness rotates it. At least one record is answered where there is one, however large.
+wants fairness rotates it. At least one record is answered where there is one, however large. Room for it is
+taken before records are fetched, and given back when the answer is made: from then on the server counts it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-import pyarrow as pa
-
+from forebay.broker._answer_room import AnswerRoom, Share
 from forebay.broker._bodies import accepted, json_response, packed_response, read
-from forebay.broker._consume_forms import arrow_response, json_results, packed_results
+from forebay.broker._consume_forms import (
+    arrow_response,
+    batch_size,
+    is_large,
+    json_results,
+    large_json,
+    large_packed,
+    packed_results,
+)
 from forebay.broker._engines import Engines
 from forebay.broker._errors import BadRequest, TooManyWaits, Unauthenticated
 from forebay.broker._follow import Place
 from forebay.broker._http import Request, Response
 from forebay.broker._routes import Access, Action, Call
-from forebay.errors import Backpressure, ForebayError, LimitExceeded
-from forebay.formats.bytes_batch import _offsets
+from forebay.errors import ForebayError, LimitExceeded
 from forebay.formats.http_messages import (
     ARROW,
     JSON,
@@ -37,11 +45,13 @@ from forebay.formats.http_messages import (
     ConsumeResponse,
     ConsumeResponsePacked,
 )
-from forebay.log import Fetched, FetchedBatch, ReadRequest
+from forebay.log import Fetched, ReadRequest
 from forebay.log._fetched import fitting
 
 __all__ = ["Consume"]
 
+RECORD_OVERHEAD_BYTES: Final = 64
+"""Bytes that a record takes in an answer beside its value and key, about: offset, time, names of fields."""
 FETCH_BYTES_MIN: Final = 64 * 1024
 """Bytes that each partition of a large request may fetch, whatever its share of the whole would be."""
 
@@ -52,6 +62,8 @@ class Consume:
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self._limits = engines.config.limits
+        self._large = asyncio.Lock()
+        self._room = AnswerRoom(self._limits.answers_max_bytes, self._untaken)
         metrics = engines.metrics
         self._requests = metrics.counter("consume.requests", "Requests answered, by why", ("reason",))
         self._records = metrics.counter("consume.records", "Records answered")
@@ -63,6 +75,9 @@ class Consume:
         self._errors = metrics.counter("consume.errors", "Partitions that failed")
         metrics.gauge_function(
             "consume.waiting", "Requests that wait for records", lambda: float(engines.followers.waiting)
+        )
+        metrics.gauge_function(
+            "consume.making_bytes", "Bytes of answers being made", lambda: float(self._room.making)
         )
         metrics.gauge_function(
             "consume.followed_partitions",
@@ -78,11 +93,15 @@ class Consume:
         self._check(message, form)
         for each in message.topic_partitions:
             call.access.check(Action.READ, each.topic)
-        answers, reason = await self._collect(message, request, call.access)
-        self._check_room(sum(map(_size, answers)))
-        self._requests.labels(reason).inc()
-        self._count(answers)
-        return _response(message, answers, form)
+        with self._room.share() as share:
+            answers, reason = await self._collect(message, request, call.access, share)
+            share.hold(_made_bytes(answers))
+            self._requests.labels(reason).inc()
+            self._count(answers)
+            return await _response(message, answers, form, self._large)
+
+    def _untaken(self) -> int:
+        return self._engines.answer_bytes()
 
     def _check(self, message: ConsumeRequest, form: str) -> None:
         limits, wanted = self._limits, message.topic_partitions
@@ -95,21 +114,10 @@ class Consume:
         if message.frames and form != MSGPACK:
             raise BadRequest("frames come in msgpack only", hint=f"send Accept: {MSGPACK}")
 
-    def _check_room(self, size: int) -> None:
-        """Raise `Backpressure` where too much waits for clients that do not take it.
-
-        Asked just before the answer is made: until then the records are those of the tail, or on their way.
-        """
-        held, most = self._engines.answer_bytes(), self._limits.answers_max_bytes
-        if size and held and held + size > most:
-            raise Backpressure(
-                f"answers_max_bytes: {held:,} bytes of answers wait to be taken", hint="take earlier answers"
-            )
-
     # -- collecting
 
     async def _collect(
-        self, message: ConsumeRequest, request: Request, access: Access
+        self, message: ConsumeRequest, request: Request, access: Access, share: Share
     ) -> tuple[list[Fetched | ForebayError], str]:
         engines, limits = self._engines, self._limits
         wait_s = min(message.max_wait_ms, limits.wait_max_ms) / 1000
@@ -119,7 +127,7 @@ class Consume:
         answers: dict[Place, Fetched | ForebayError] = {}
         stale = list(message.topic_partitions)
         while True:
-            answers.update(await self._read(stale, most, len(message.topic_partitions)))
+            answers.update(await self._read(stale, most, len(message.topic_partitions), share))
             kept = self._within(message, answers, most)
             left_s = deadline - engines.clock.monotonic()
             if any(isinstance(answer, ForebayError) for answer in kept):
@@ -128,6 +136,7 @@ class Consume:
                 return kept, "records"
             if left_s <= 0 or request.gone:
                 return kept, "time"
+            share.hold(0)
             moved = await self._wait(message, answers, left_s, request)
             stale = [each for each in message.topic_partitions if (each.topic, each.partition) in moved]
             if not stale:
@@ -138,10 +147,10 @@ class Consume:
                 raise Unauthenticated("this token was revoked or has expired meanwhile")
 
     async def _read(
-        self, wanted: Sequence[ConsumePartition], most: int, partitions: int
+        self, wanted: Sequence[ConsumePartition], most: int, partitions: int, share: Share
     ) -> dict[Place, Fetched | ForebayError]:
         engines = self._engines
-        share = max(FETCH_BYTES_MIN, 4 * most // max(1, partitions))
+        fetched = max(FETCH_BYTES_MIN, 4 * most // max(1, partitions))
         answers: dict[Place, Fetched | ForebayError] = {}
         asks: list[ReadRequest] = []
         for each in wanted:
@@ -153,10 +162,10 @@ class Consume:
                 earliest = engines.tail.known_earliest(*place)
                 answers[place] = Fetched(*place, [], end, min(earliest, end), end, from_cache=True)
             else:
-                bytes_max = min(each.partition_max_bytes or most, most, share)
-                asks.append(ReadRequest(*place, each.fetch_offset, bytes_max))
+                bytes_max = min(each.partition_max_bytes or most, most, fetched)
+                asks.append(ReadRequest(*place, each.fetch_offset, bytes_max, self._limits.records_max))
         if asks:
-            found = await engines.reader.read_many(asks)
+            found = await engines.reader.read_many(asks, before_fetch=share.take)
             answers.update({(ask.topic, ask.partition): one for ask, one in zip(asks, found, strict=True)})
         return answers
 
@@ -180,15 +189,15 @@ class Consume:
     def _within(
         self, message: ConsumeRequest, answers: dict[Place, Fetched | ForebayError], most: int
     ) -> list[Fetched | ForebayError]:
-        """The answers in the order of the request, cut to the bytes of the whole."""
+        """The answers in the order of the request, cut to the bytes and records of the whole."""
         kept: list[Fetched | ForebayError] = []
-        left = most
+        left, records_left = most, self._limits.records_max
         for each in message.topic_partitions:
             answer = answers[each.topic, each.partition]
             if isinstance(answer, Fetched) and answer.batches:
                 first = left == most
-                batches = fitting(answer.batches, left, None) if left > 0 or first else []
-                if not first and sum(map(_batch_size, batches)) > left:
+                batches = fitting(answer.batches, left, records_left) if left > 0 or first else []
+                if not first and sum(map(batch_size, batches)) > left:
                     # `fitting` gives one record at least, which is for the first partition only.
                     batches = []
                 end = batches[-1].end_offset + 1 if batches else each.fetch_offset
@@ -202,6 +211,7 @@ class Consume:
                     answer.from_cache,
                 )
                 left -= _size(answer)
+                records_left -= len(answer)
             kept.append(answer)
         return kept
 
@@ -216,15 +226,29 @@ class Consume:
                     self._from_cache.inc()
 
 
-def _response(message: ConsumeRequest, answers: Sequence[Fetched | ForebayError], form: str) -> Response:
+async def _response(
+    message: ConsumeRequest, answers: Sequence[Fetched | ForebayError], form: str, large: asyncio.Lock
+) -> Response:
+    """`large`: one large answer is made at a time. Several would all be there at the end, and take memory."""
     errors = sum(isinstance(answer, ForebayError) for answer in answers)
-    status = 409 if errors else 200
-    wanted = message.topic_partitions
-    if form == MSGPACK:
-        results = packed_results(wanted, answers, frames=message.frames)
-        return packed_response(ConsumeResponsePacked(results, len(results) - errors, errors), status)
+    status, wanted = 409 if errors else 200, message.topic_partitions
     if form == ARROW and not errors:
         return arrow_response(wanted, answers)
+    if message.frames or not is_large(answers):
+        return _at_once(message, answers, form, errors)
+    async with large:
+        if form == MSGPACK:
+            return Response(status, await large_packed(wanted, answers, errors), MSGPACK)
+        return Response(status, await large_json(wanted, answers, errors), JSON)
+
+
+def _at_once(
+    message: ConsumeRequest, answers: Sequence[Fetched | ForebayError], form: str, errors: int
+) -> Response:
+    wanted, status = message.topic_partitions, 409 if errors else 200
+    if form == MSGPACK:
+        packed = packed_results(wanted, answers, frames=message.frames)
+        return packed_response(ConsumeResponsePacked(packed, len(packed) - errors, errors), status)
     plain = json_results(wanted, answers)
     return json_response(ConsumeResponse(plain, len(plain) - errors, errors), status)
 
@@ -237,15 +261,10 @@ def _more_is_there(kept: Sequence[Fetched | ForebayError]) -> bool:
 
 
 def _size(answer: Fetched | ForebayError) -> int:
-    return 0 if isinstance(answer, ForebayError) else sum(map(_batch_size, answer.batches))
+    return 0 if isinstance(answer, ForebayError) else sum(map(batch_size, answer.batches))
 
 
-def _batch_size(batch: FetchedBatch) -> int:
-    columns = batch.batch
-    size = _data_bytes(columns.values)
-    return size if columns.keys is None else size + _data_bytes(columns.keys)
-
-
-def _data_bytes(column: pa.BinaryArray) -> int:
-    offsets = _offsets(column)
-    return int(offsets[-1]) - int(offsets[0])
+def _made_bytes(answers: Sequence[Fetched | ForebayError]) -> int:
+    """Bytes of the answer, about."""
+    records = sum([len(each) for each in answers if isinstance(each, Fetched)])
+    return sum(map(_size, answers)) + records * RECORD_OVERHEAD_BYTES

@@ -109,7 +109,7 @@ class Response:
     """One answer: a body, or a stream of pieces."""
 
     status: int
-    body: bytes = b""
+    body: bytes | bytearray = b""
     content_type: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     stream: AsyncGenerator[bytes, None] | None = None

@@ -48,15 +48,15 @@ class HttpLimits:
     partitions_max: int = 1_000
     """Partitions of one request to /produce or /consume. At least 1."""
     records_max: int = 1_000_000
-    """Records of one request to /produce. At least 1."""
+    """Records of one request to /produce, and of one answer of /consume. At least 1."""
     record_max_bytes: int = 16 * 1024 * 1024
     """Bytes of one record's value. 1 to 16 MiB."""
     consume_max_bytes: int = 16 * 1024 * 1024
     """Bytes of records of one answer of /consume, whatever the request says, unless a single record is
     larger. At least 1."""
     answers_max_bytes: int = 256 * 1024 * 1024
-    """Bytes of answers that their clients have not taken; above it /consume gives no records but 503. At
-    least 1."""
+    """Bytes of answers that their clients have not taken; above it /consume gives no records but 503. Answers
+    that are being made count as well: they wait for each other. At least 1."""
     wait_max_ms: int = 60_000
     """Milliseconds a long poll waits at most, whatever the request says. At least 0."""
     waits_max: int = 20_000

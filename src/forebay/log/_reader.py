@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -121,8 +121,17 @@ class LogReader:
             raise answer
         return answer
 
-    async def read_many(self, requests: Sequence[ReadRequest]) -> list[Fetched | ForebayError]:
-        """Many partitions at once, each with an answer or an error of its own, in the order asked for."""
+    async def read_many(
+        self,
+        requests: Sequence[ReadRequest],
+        *,
+        before_fetch: Callable[[int], Awaitable[None]] | None = None,
+    ) -> list[Fetched | ForebayError]:
+        """Many partitions at once, each with an answer or an error of its own, in the order asked for.
+
+        `before_fetch` is given the bytes that are about to be fetched, and may make the fetch wait. What it
+        raises ends the whole read.
+        """
         asks = [self._ask(request) for request in requests]
         for attempt in range(1, self._config.attempts_max + 1):
             unanswered = [ask for ask in asks if ask.answer is None]
@@ -132,7 +141,10 @@ class LogReader:
                 self._again.inc(len(unanswered))
                 await self._clock.sleep(self._config.retry.wait_s(attempt - 1, self._random))
             await asyncio.gather(*(self._look_up(ask) for ask in unanswered))
-            await self._fetch([ask for ask in unanswered if ask.answer is None and ask.located])
+            found = [ask for ask in unanswered if ask.answer is None and ask.located]
+            if before_fetch is not None and found:
+                await before_fetch(sum([each.stored_bytes for ask in found for each in ask.located]))
+            await self._fetch(found)
         return [_lost(ask) if ask.answer is None else ask.answer for ask in asks]
 
     def scan(
