@@ -468,3 +468,13 @@ async def test_roles_bound_what_is_served() -> None:
         assert (await client.produce("t", 0, ["a"])).status == 404
         assert (await client.consume("t", 0, 1)).json()["results"][0]["records"][0]["value"] == "a"
         assert (await client.get("/ready")).json()["roles"] == ["read"]
+
+
+async def test_of_a_field_that_is_there_twice_the_last_one_counts() -> None:
+    """As documented: the decoder cannot refuse it, and a second look would cost as much again."""
+    async with serving() as (_, client):
+        batch = b'{"topic": "t", "partition": 0, "records": ["a"], "records": ["b", "c"]}'
+        answer = await client.request("POST", "/produce", b'{"topic_partitions": [%b]}' % batch)
+        assert answer.status == 200
+        [result] = (await client.consume("t", 0, 1)).json()["results"]
+        assert [record["value"] for record in result["records"]] == ["b", "c"]

@@ -113,13 +113,3 @@ async def test_every_group_has_its_own_end_and_a_strange_error_is_an_unknown_out
         asked.tells[1](done(1))
         assert asked.outcomes() == ["Fenced", "ok", "OutcomeUnknown"]
         assert asked.answers[0].status == 409
-
-
-async def test_of_a_field_that_is_there_twice_the_last_one_counts() -> None:
-    """As documented: the decoder cannot refuse it, and a second look at every body would cost as much again."""
-    async with serving() as (_, client):
-        batch = b'{"topic": "t", "partition": 0, "records": ["a"], "records": ["b", "c"]}'
-        answer = await client.request("POST", "/produce", b'{"topic_partitions": [%b]}' % batch)
-        assert answer.status == 200
-        [result] = (await client.consume("t", 0, 1)).json()["results"]
-        assert [record["value"] for record in result["records"]] == ["b", "c"]
