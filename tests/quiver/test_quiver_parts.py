@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from forebay.errors import AccessDenied, StorageFull, Unavailable
 from forebay.formats.quiver_frame import WAL_MAGIC
 from forebay.formats.quiver_segment import SegmentMeta
-from forebay.kit import write_out
+from forebay.kit import disk_writes
 from forebay.kit.clock import SystemClock
 from forebay.quiver import LocalDisk, _local_disk, _segment_file
 from forebay.quiver._errors import from_os_error
@@ -114,7 +114,7 @@ def test_error_of_the_disk_while_it_writes_is_not_lost(
         ctypes.set_errno(number)
         return -1
 
-    monkeypatch.setattr(write_out, "_sync_file_range", refused)
+    monkeypatch.setattr(disk_writes, "_sync_file_range", refused)
     file = LocalDisk(tmp_path).open("x", create=True)
     number = errno.ENOSYS
     file.write_aside(0, [b"x" * (1 << 20)])

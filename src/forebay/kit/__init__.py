@@ -3,6 +3,7 @@
 from forebay.kit.batcher import Batcher, BatcherConfig, BatcherStats, Outcome, Tell, Ticket
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.conditions import ABSENT, ANY, Condition
+from forebay.kit.disk_writes import begin_write_out, write_out
 from forebay.kit.ids import ULID_LENGTH, IdSource, ulid_time_ms
 from forebay.kit.limits import Limit, format_bytes, parse_bytes, parse_duration_ms
 from forebay.kit.memory import keep_free_memory
@@ -73,6 +74,7 @@ __all__ = [
     "Ticket",
     "Turns",
     "as_json",
+    "begin_write_out",
     "format_bytes",
     "keep_free_memory",
     "otel_view",
@@ -81,4 +83,5 @@ __all__ = [
     "prometheus_text",
     "retry",
     "ulid_time_ms",
+    "write_out",
 ]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-from forebay.kit.write_out import write_out
+from forebay.kit.disk_writes import write_out
 from forebay.quiver._disk import DiskFile, Lane, Piece
 
 __all__ = ["LocalDisk", "make_directories", "sync_directory"]

@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 from forebay.errors import ForebayError, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
 from forebay.kit.conditions import ABSENT, ANY, Condition
-from forebay.kit.write_out import begin_write_out
+from forebay.kit.disk_writes import begin_write_out
 from forebay.storage._api import DeleteResult, KeyConflict, ObjectInfo, When
 from forebay.storage._local._directories import RACES_MAX, Directories
 from forebay.storage._local._errors import EFFECT_UNKNOWN, from_os_error, reported

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from forebay.kit import write_out
+from forebay.kit import disk_writes
 
 
-@pytest.mark.parametrize("function", [write_out.begin_write_out, write_out.write_out])
+@pytest.mark.parametrize("function", [disk_writes.begin_write_out, disk_writes.write_out])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_the_bytes_stay_what_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, is_there: bool
 ) -> None:
     if not is_there:
-        monkeypatch.setattr(write_out, "_sync_file_range", None)
+        monkeypatch.setattr(disk_writes, "_sync_file_range", None)
     with (tmp_path / "file").open("wb", buffering=0) as file:
         file.write(bytes(range(256)) * 1_000)
         function(file.fileno(), 1_000, 200_000)
@@ -37,11 +37,11 @@ def test_only_waiting_tells_of_a_disk_that_fails(
         ctypes.set_errno(number)
         return -1
 
-    monkeypatch.setattr(write_out, "_sync_file_range", fail)
-    write_out.begin_write_out(0, 0, 1)
+    monkeypatch.setattr(disk_writes, "_sync_file_range", fail)
+    disk_writes.begin_write_out(0, 0, 1)
     if not is_told:
-        write_out.write_out(0, 0, 1)
+        disk_writes.write_out(0, 0, 1)
         return
     with pytest.raises(OSError, match=r"\[Errno") as told:
-        write_out.write_out(0, 0, 1)
+        disk_writes.write_out(0, 0, 1)
     assert told.value.errno == number
