@@ -153,6 +153,36 @@ async def test_a_stop_that_is_hurried_waits_for_no_destination(
         await asyncio.to_thread(destination.wait_for, "logs", ["a"])
 
 
+async def test_a_stop_that_is_hurried_waits_for_no_request(
+    tmp_path: Path, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.dataflow._flow.STOP_GRACE_S", 3_600)
+    asked, answered = threading.Event(), threading.Event()
+
+    def silent(*_: object) -> bytes:
+        asked.set()
+        answered.wait(60)
+        return b""
+
+    destination.answer = silent
+    destination.up()
+    flow = Dataflow(load(direct(tmp_path, destination.endpoint).replace(b"timeout: 5s", b"timeout: 1h")))
+    await flow.start()
+    sending = asyncio.create_task(send(flow, "a"))
+    try:
+        assert await asyncio.to_thread(asked.wait, 30)
+        stopping = asyncio.create_task(flow.stop())
+        await asyncio.sleep(0)
+        flow.hurry()
+        await asyncio.wait_for(stopping, 60)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await sending
+        # It was the server who gave up, and not the caller.
+        assert caught.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+    finally:
+        answered.set()
+
+
 async def test_a_full_store_pushes_back_and_goes_on_when_there_is_room(
     tmp_path: Path, destination: Destination
 ) -> None:

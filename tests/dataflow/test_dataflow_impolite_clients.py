@@ -50,7 +50,7 @@ class Pages:
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
-            await self.server.stop()
+            await self.server.stop(0)
 
 
 @pytest.fixture
@@ -99,13 +99,12 @@ async def test_http_stops_while_others_go_on_sending_over_grpc() -> None:
             await asyncio.wait(senders)
 
 
-async def test_http_stops_although_a_request_under_way_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.dataflow._http.STOP_GRACE_S", 0.1)
+async def test_http_stops_although_a_request_under_way_never_ends() -> None:
     async with receiving() as (sink, _, over_http), raw(over_http) as line:
         sink.go_on.clear()
         line.writer.write(head(logs("a")) + logs("a"))
         await sink.entered.wait()
-        await asyncio.wait_for(over_http.stop(), 10)
+        await asyncio.wait_for(over_http.stop(0.1), 10)
         with suppress(ConnectionError):
             assert await asyncio.wait_for(line.reader.read(), 10) == b""
     assert not sink.parcels

@@ -1,8 +1,8 @@
 """A plan, running: nodes are started from the end of the flow to its beginning, and stopped the other way.
 
-Stopping: the receivers take nothing more and answer what is under way; the stores finish their segments and
-hand on what the destinations take, for a while; then everything is closed. What was not handed on is on disk
-and is handed on after the next start. A destination that is down ends the handing on at once.
+Stopping: the receivers take nothing more and answer what is under way, all at once; the stores finish their
+segments and hand on what the destinations take, for a while; then everything is closed. What was not handed
+on is on disk and is handed on after the next start. A destination that is down ends the handing on at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, Self, TypeAlias
 from forebay.dataflow._dispatch import Counted, port
 from forebay.dataflow._grpc_receiver import GrpcReceiver
 from forebay.dataflow._http_receiver import HttpReceiver
-from forebay.dataflow._intake import Intake
+from forebay.dataflow._intake import STOP_GRACE_S, Intake
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._otap_exporter import OtapExporter
 from forebay.dataflow._otap_receiver import OtapReceiver
@@ -78,6 +78,7 @@ class Dataflow:
         self._started: list[_Part] = []
         self._failure: QuiverFailed | None = None
         self._has_failed = asyncio.Event()
+        self._is_hurried = asyncio.Event()
 
     async def failure(self) -> QuiverFailed:
         """Wait until a store can take nothing more until it is opened again, and say why."""
@@ -113,7 +114,9 @@ class Dataflow:
 
     async def stop(self) -> None:
         """Stop all, receivers first."""
-        for part in reversed(self._started):
+        receivers = [each for each in self._started if isinstance(each, _Receiver)]
+        await asyncio.gather(*map(self._stop_receiver, receivers))
+        for part in reversed([each for each in self._started if each not in receivers]):
             try:
                 if isinstance(part, Persistence):
                     await part.drain(self._drain_s)
@@ -122,8 +125,21 @@ class Dataflow:
                 _log.warning("dataflow.stop.failed: %s", error)
         self._started.clear()
 
+    async def _stop_receiver(self, receiver: _Receiver) -> None:
+        stopping = asyncio.ensure_future(receiver.stop(STOP_GRACE_S))
+        hurried = asyncio.ensure_future(self._is_hurried.wait())
+        await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if stopping.done():
+            stopping.result()
+            return
+        stopping.cancel()
+        await asyncio.wait({stopping})
+        await receiver.stop(0)
+
     def hurry(self) -> None:
         """Do not wait for destinations when stopping, nor any longer where it has begun."""
+        self._is_hurried.set()
         for store in self._stores.values():
             store.hurry()
 

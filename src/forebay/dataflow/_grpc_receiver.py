@@ -16,14 +16,12 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from forebay.dataflow._grpc_server import listen
-from forebay.dataflow._intake import RETRY_AFTER_S, Intake, Refusal
+from forebay.dataflow._intake import RETRY_AFTER_S, STOP_GRACE_S, Intake, Refusal
 from forebay.dataflow._settings import OtlpReceiverSettings
 from forebay.dataflow._signals import SIGNALS, Signal
 
 __all__ = ["GrpcReceiver"]
 
-STOP_GRACE_S: Final = 10.0
-"""How long requests under way may take to end when the receiver stops."""
 _CODES: Final = {
     "invalid": grpc.StatusCode.INVALID_ARGUMENT,
     "full": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -62,9 +60,9 @@ class GrpcReceiver:
             handlers, self.address, settings.tls, options, 4 * settings.requests_max
         )
 
-    async def stop(self) -> None:
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Take nothing more; let what is under way end."""
-        await self._server.stop(STOP_GRACE_S)
+        await self._server.stop(grace_s or None)
 
     def _handler(self, signal: Signal) -> Callable[[bytes, _Context], Awaitable[bytes]]:
         async def export(data: bytes, context: _Context) -> bytes:

@@ -32,8 +32,6 @@ CONNECTIONS_MAX: Final = 1_024
 """Connections at once; further ones are closed."""
 READ_TIMEOUT_S: Final = 60.0
 """Longest time for a request to arrive, longest wait for the next one, and for answers to be taken."""
-STOP_GRACE_S: Final = 10.0
-"""How long requests under way may take to end when the server stops."""
 ARRIVING_BODIES_MAX: Final = 16
 """Bodies of the largest size that may be arriving at once, or as many more that are smaller."""
 AHEAD_MAX: Final = 16
@@ -286,14 +284,14 @@ class HttpServer:
             ) from error
         self.address = Address(self.address.host, self._server.sockets[0].getsockname()[1])
 
-    async def stop(self) -> None:
-        """Take nothing more. Answers under way are still given, for a while."""
+    async def stop(self, grace_s: float) -> None:
+        """Take nothing more. Answers under way are still given, for so long."""
         self.is_stopping = True
         self._server.close()
         for connection in list(self.connections):
             connection.close_if_idle()
         if self.tasks:
-            _, late = await asyncio.wait(self.tasks, timeout=STOP_GRACE_S)
+            _, late = await asyncio.wait(self.tasks, timeout=grace_s)
             for task in late:
                 task.cancel()
             if late:

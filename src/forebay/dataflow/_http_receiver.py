@@ -19,7 +19,7 @@ from typing import Final
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from forebay.dataflow._http import Answer, HttpServer, Request
-from forebay.dataflow._intake import RETRY_AFTER_S, Intake, Refusal
+from forebay.dataflow._intake import RETRY_AFTER_S, STOP_GRACE_S, Intake, Refusal
 from forebay.dataflow._otlp_json import message_from_json
 from forebay.dataflow._settings import Address, OtlpReceiverSettings, Tls
 from forebay.dataflow._signals import SIGNALS, Signal, check_count
@@ -69,9 +69,9 @@ class HttpReceiver:
         """Listen."""
         await self._server.start()
 
-    async def stop(self) -> None:
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Take nothing more; let what is under way end."""
-        await self._server.stop()
+        await self._server.stop(grace_s)
         self._decoder.shutdown(wait=False)
 
     async def _handle(self, request: Request) -> Answer:

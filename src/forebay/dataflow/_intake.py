@@ -23,7 +23,7 @@ from forebay.dataflow._settings import OtapReceiverSettings, OtlpReceiverSetting
 from forebay.dataflow._signals import Signal, count_items
 from forebay.errors import Backpressure, ForebayError, FormatError, LimitExceeded, StorageFull
 
-__all__ = ["Intake", "Refusal"]
+__all__ = ["RETRY_AFTER_S", "STOP_GRACE_S", "Intake", "Refusal"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ Decoder: TypeAlias = Callable[[Signal, bytes], Awaitable[tuple[bytes, int]]]
 
 RETRY_AFTER_S: Final = 1
 """What senders are asked to wait. They spread and lengthen it by themselves."""
+STOP_GRACE_S: Final = 10.0
+"""How long requests under way may take to end when a receiver stops."""
 
 
 class Refusal(Exception):

@@ -28,7 +28,7 @@ class MetricsPage:
 
     async def stop(self) -> None:
         """End."""
-        await self._server.stop()
+        await self._server.stop(0)
 
     async def _handle(self, request: Request) -> Answer:
         page = request.target.partition(b"?")[0]

@@ -29,7 +29,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from forebay.dataflow._grpc_server import listen
-from forebay.dataflow._intake import Intake, Refusal
+from forebay.dataflow._intake import STOP_GRACE_S, Intake, Refusal
 from forebay.dataflow._otap import METHODS, Batch, BatchStatus, PayloadStreams, decode
 from forebay.dataflow._settings import OtapReceiverSettings
 from forebay.dataflow._signals import SIGNALS, Signal, check_count
@@ -37,8 +37,6 @@ from forebay.errors import Backpressure, FormatError
 
 __all__ = ["OtapReceiver"]
 
-STOP_GRACE_S: Final = 10.0
-"""How long batches under way may take to end when the receiver stops."""
 STREAMS_MAX: Final = 1_024
 """Streams at once; further ones are refused."""
 ALL_DICTIONARIES_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -84,10 +82,10 @@ class OtapReceiver:
             handlers.append(grpc.method_handlers_generic_handler(service, {method: behaviour}))
         self._server, self.address = await listen(handlers, self.address, settings.tls, options, STREAMS_MAX)
 
-    async def stop(self) -> None:
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Take nothing more; let what is under way end."""
         self._stopping.set()
-        await self._server.stop(STOP_GRACE_S)
+        await self._server.stop(grace_s or None)
         self._threads.shutdown(wait=False)
 
     def _handler(self, signal: Signal) -> Callable[[object, _Context], Awaitable[None]]:
