@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.dataflow.flow_files import GOOD, changed, line_of, pipeline
 
 from forebay.cli._app import run
+from forebay.cli.dataflow import OneLine
 from forebay.dataflow import FILE_BYTES_MAX, DataflowInvalid, Problem, check, load
 from forebay.dataflow._settings import OtlpExporterSettings, OtlpReceiverSettings, PersistenceSettings
 
@@ -416,3 +418,10 @@ def test_run_raises_the_limit_on_open_files_before_it_listens(
     path.write_bytes(pipeline(tmp_path, parquet=True))
     assert run(["dataflow", "run", str(path)]) == 0
     assert done == [16_384, "served"]
+
+
+def test_what_others_say_stays_in_its_line_of_the_log() -> None:
+    said = "busy\n2026-11-17 ERROR all is lost\x1b[2J"
+    record = logging.LogRecord("x", logging.WARNING, "x", 1, "failed: %s", (said,), None)
+    line = OneLine("%(levelname)s %(message)s").format(record)
+    assert line == "WARNING failed: busy\\n2026-11-17 ERROR all is lost\\x1b[2J"

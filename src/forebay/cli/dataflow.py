@@ -89,6 +89,14 @@ def _text(problem: Problem) -> str:
     return str(problem).split(": ", 1)[1]
 
 
+class OneLine(logging.Formatter):
+    """What a destination says of itself cannot look like a line of our own, nor move the cursor."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of logging
+        """The message with all of that written out."""
+        return out.printable(super().formatMessage(record))
+
+
 @app.command("run")
 def run(
     file: FilePath,
@@ -115,9 +123,9 @@ def run(
         raise Wrong(
             f"{len(invalid.problems)} problems in {file}", hint="mend them, then run it again"
         ) from None
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for each in plan.remarks:
         sys.stderr.write(out.printable(f"{file}:{each.line}:{each.column}: remark: {_text(each)}") + "\n")
     # Connections are open files, as are those of the store: with the usual limit of 1,024, as many clients
