@@ -11,7 +11,7 @@ import pytest
 from tests.broker.bed import serving, until
 
 from forebay.broker._answer_room import AnswerRoom
-from forebay.broker._consume import Consume, _response
+from forebay.broker._consume import Consume, _in_pieces
 from forebay.broker._consume_forms import (
     PIECE_BYTES,
     PIECE_RECORDS,
@@ -91,9 +91,7 @@ async def test_others_have_their_turn_while_a_large_answer_is_made(form: str) ->
             await asyncio.sleep(0)
 
     counter = asyncio.ensure_future(count())
-    response = await _response(
-        ConsumeRequest(topic_partitions=wanted(answers)), answers, form, asyncio.Lock()
-    )
+    response = await _in_pieces(ConsumeRequest(topic_partitions=wanted(answers)), answers, form)
     counter.cancel()
     assert response.status == 200 and turns >= 19
 

@@ -95,10 +95,10 @@ class Consume:
             call.access.check(Action.READ, each.topic)
         with self._room.share() as share:
             answers, reason = await self._collect(message, request, call.access, share)
-            share.hold(_made_bytes(answers))
-            self._requests.labels(reason).inc()
-            self._count(answers)
-            return await _response(message, answers, form, self._large)
+            response = await self._response(message, answers, form, share)
+        self._requests.labels(reason).inc()
+        self._count(answers)
+        return response
 
     def _untaken(self) -> int:
         return self._engines.answer_bytes()
@@ -215,6 +215,22 @@ class Consume:
             kept.append(answer)
         return kept
 
+    async def _response(
+        self, message: ConsumeRequest, answers: Sequence[Fetched | ForebayError], form: str, share: Share
+    ) -> Response:
+        """The answer, if there is room for it now; raises `Backpressure`."""
+        size = _made_bytes(answers)
+        if form == ARROW and _errors(answers):
+            form = JSON
+        columns = message.frames or form == ARROW
+        if columns or not is_large(answers):
+            share.hold(size)
+            return _at_once(message, answers, form)
+        # One at a time: several would all be done at the end only, and take memory until then.
+        async with self._large:
+            share.hold(size)
+            return await _in_pieces(message, answers, form)
+
     def _count(self, answers: Sequence[Fetched | ForebayError]) -> None:
         for answer in answers:
             if isinstance(answer, ForebayError):
@@ -226,31 +242,28 @@ class Consume:
                     self._from_cache.inc()
 
 
-async def _response(
-    message: ConsumeRequest, answers: Sequence[Fetched | ForebayError], form: str, large: asyncio.Lock
-) -> Response:
-    """`large`: one large answer is made at a time. Several would all be there at the end, and take memory."""
-    errors = sum(isinstance(answer, ForebayError) for answer in answers)
-    status, wanted = 409 if errors else 200, message.topic_partitions
-    if form == ARROW and not errors:
-        return arrow_response(wanted, answers)
-    if message.frames or not is_large(answers):
-        return _at_once(message, answers, form, errors)
-    async with large:
-        if form == MSGPACK:
-            return Response(status, await large_packed(wanted, answers, errors), MSGPACK)
-        return Response(status, await large_json(wanted, answers, errors), JSON)
-
-
-def _at_once(
-    message: ConsumeRequest, answers: Sequence[Fetched | ForebayError], form: str, errors: int
-) -> Response:
-    wanted, status = message.topic_partitions, 409 if errors else 200
+def _at_once(message: ConsumeRequest, answers: Sequence[Fetched | ForebayError], form: str) -> Response:
+    wanted, errors = message.topic_partitions, _errors(answers)
+    status = 409 if errors else 200
     if form == MSGPACK:
         packed = packed_results(wanted, answers, frames=message.frames)
         return packed_response(ConsumeResponsePacked(packed, len(packed) - errors, errors), status)
+    if form == ARROW:
+        return arrow_response(wanted, answers)
     plain = json_results(wanted, answers)
     return json_response(ConsumeResponse(plain, len(plain) - errors, errors), status)
+
+
+async def _in_pieces(
+    message: ConsumeRequest, answers: Sequence[Fetched | ForebayError], form: str
+) -> Response:
+    wanted, errors = message.topic_partitions, _errors(answers)
+    large = large_packed if form == MSGPACK else large_json
+    return Response(409 if errors else 200, await large(wanted, answers, errors), form)
+
+
+def _errors(answers: Sequence[Fetched | ForebayError]) -> int:
+    return sum(isinstance(answer, ForebayError) for answer in answers)
 
 
 def _more_is_there(kept: Sequence[Fetched | ForebayError]) -> bool:
