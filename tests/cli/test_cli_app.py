@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -190,3 +191,13 @@ def test_no_colour_where_nobody_looks(forebay_process: RunProcess, words: tuple[
 
 def test_json_is_valid_whatever_the_colour(forebay: Run) -> None:
     assert json.loads(forebay("version", "-o", "json", "--color").out)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_empty_ones(tmp_path: Path, closed: str) -> None:
+    """A file that is opened next would get the number of the missing stream, and be written to."""
+    script = f'exec "$0" -m forebay.cli "$@" {closed}'
+    for words in (["topics", "create", "t"], ["produce", "t"], ["topics", "list"], ["consume", "t", "-e"]):
+        command = ["sh", "-c", script, sys.executable, *words, "--data", str(tmp_path / "data")]
+        ran = subprocess.run(command, input=b"", capture_output=True, timeout=120, check=False)
+        assert ran.returncode == 0 and ran.stderr == b"", (words, ran)

@@ -26,6 +26,7 @@ from forebay.cli._settings import Settings, using
 __all__ = ["COMMANDS", "Registered", "load", "main", "root", "run"]
 
 PROGRAM = "forebay"
+STDERR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,9 @@ COMMANDS = (
     Registered("bench", "forebay.cli.bench", "Load tests: run a scenario, look at a run."),
     Registered("buffer", "forebay.cli.buffer", "Look at a queue of batches, check it, clean up behind it."),
     Registered("compact", "forebay.cli.compact", "Fold small appends into large objects."),
-    Registered("dataflow", "forebay.cli.dataflow", "Receive telemetry, keep it on disk, hand it on."),
     Registered("consume", "forebay.cli.consume", "Write the records of a topic to stdout."),
     Registered("cost", "forebay.cli.cost", "What a log costs per month, or would cost."),
+    Registered("dataflow", "forebay.cli.dataflow", "Receive telemetry, keep it on disk, hand it on."),
     Registered("demo", "forebay.cli.demo", "The whole pipeline, killed with -9 and proven record by record."),
     Registered(
         "doctor", "forebay.cli.doctor", "What is installed, which servers answer, how fast the disk is."
@@ -129,8 +130,23 @@ def run(words: Sequence[str]) -> int:
             return end(error)
 
 
+def _open_closed_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr empty ones.
+
+    Otherwise the next file that is opened, a database for one, gets the number of the missing one, and what
+    anybody writes there goes into it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for number, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - open as long as the process
+
+
 def main() -> None:
     """Run the command as a process."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a letter gets its number; a key must never end a listing.
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")

@@ -140,7 +140,7 @@ def describe(deployment: Deployment, topic: Name) -> None:
 
 
 def _print_partitions(found: Topic, partitions: list[dict[str, Any]]) -> None:
-    out.line(f"{found.topic}: {found.partitions} partitions, {_settings_text(found)}")
+    out.line(f"{found.topic}: {_partitions_text(found)}, {_settings_text(found)}")
     columns = ["partition", "earliest", "next", "records", "compacted below", "state", "epoch"]
     names = ["partition", "earliest", "next", "records", "cursor", "state", "epoch"]
     rows = [[str(each[name]) for name in names] for each in partitions]
@@ -260,6 +260,10 @@ def _facts(topic: Topic) -> dict[str, Any]:
     }
 
 
+def _partitions_text(topic: Topic) -> str:
+    return "1 partition" if topic.partitions == 1 else f"{topic.partitions} partitions"
+
+
 def _settings_text(topic: Topic) -> str:
     settings = topic.settings
     age = "for ever" if settings.retention_ms is None else _duration_text(settings.retention_ms)
@@ -281,4 +285,4 @@ def _print_topic(topic: Topic, what: str) -> None:
     if out.is_json():
         out.document(_facts(topic))
     else:
-        out.line(f"{topic.topic} {what}: {topic.partitions} partitions, {_settings_text(topic)}")
+        out.line(f"{topic.topic} {what}: {_partitions_text(topic)}, {_settings_text(topic)}")
