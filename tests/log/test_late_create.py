@@ -36,6 +36,7 @@ async def test_readers_do_not_see_what_a_late_request_made() -> None:
     reader = bed.reader()
     offsets = await reader.offsets("t", 0)
     assert (offsets.earliest, offsets.next, offsets.records) == (6, 6, 0)
+    assert await reader.offsets_each([("t", 0)]) == [offsets]
     assert [each async for each in reader.scan("t", 0)] == []
     with pytest.raises(OffsetOutOfRange) as refused:
         await reader.read("t", 0, 1)

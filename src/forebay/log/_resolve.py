@@ -137,16 +137,29 @@ class Resolver:
         return await self._as_view(keys, await self._get(keys.control, keys.partition_key))
 
     async def views(self, partitions: Sequence[PartitionKeys]) -> list[PartitionView | ForebayError]:
-        """`view` of many, each with an error of its own; one round trip where all were written to."""
+        """`view` of many, each with an error of its own; one round trip where all were written to.
+
+        The entries of their topics are read along, so that new partitions need no look of their own.
+        """
+        topics = list(dict.fromkeys(keys.topic for keys in partitions))
         names = [(keys.control, keys.partition_key) for keys in partitions]
+        names += [(topic_key(topic), CATALOG_PARTITION_KEY) for topic in topics]
         records = await self._patiently(lambda: self._coordinator.get_many(names))
-        return list(await asyncio.gather(*map(self._view_or_error, partitions, records)))
+        entries = dict(zip(topics, records[len(partitions) :], strict=True))
+        return list(
+            await asyncio.gather(
+                *(
+                    self._view_or_error(keys, record, entries[keys.topic])
+                    for keys, record in zip(partitions, records, strict=False)
+                )
+            )
+        )
 
     async def _view_or_error(
-        self, keys: PartitionKeys, record: Record | None
+        self, keys: PartitionKeys, record: Record | None, entry: Record | None
     ) -> PartitionView | ForebayError:
         try:
-            return await self._as_view(keys, record)
+            return await self._as_view(keys, record, entry)
         except (StorageDamaged, UnknownTopic) as error:
             return error
 
@@ -159,10 +172,12 @@ class Resolver:
         )
         return await self._as_view(keys, control), above
 
-    async def _as_view(self, keys: PartitionKeys, record: Record | None) -> PartitionView:
+    async def _as_view(
+        self, keys: PartitionKeys, record: Record | None, entry: Record | None = None
+    ) -> PartitionView:
         if record is not None:
             control = decode_record(Control, keys.control, record.value)
-            if not control.just_begun or not await self._is_left_over(keys, record.version, control):
+            if not control.just_begun or not await self._is_left_over(keys, record.version, control, entry):
                 return PartitionView(
                     keys,
                     control.start_offset,
@@ -174,16 +189,24 @@ class Resolver:
         first = await self._first_offset(keys)
         return PartitionView(keys, first, first, None, "OPEN", 0)
 
-    async def _is_left_over(self, keys: PartitionKeys, version: int, control: Control) -> bool:
-        """Whether a late request has made the record, after its topic was deleted."""
+    async def _is_left_over(
+        self, keys: PartitionKeys, version: int, control: Control, entry: Record | None
+    ) -> bool:
+        """Whether a late request has made the record, after its topic was deleted.
+
+        `entry` is that of the topic, if it was read along. It may be older than the record, so it is good for
+        one answer and is not remembered.
+        """
         if self._confirmed.get(keys.partition_key) == version:
             return False
         try:
-            listed = await self._listed(keys)
+            listed = await self._listed(keys) if entry is None else _decoded(entry)
         except StorageDamaged:
             return False  # Nobody knows. What can be read stays readable.
         if listed is not None and control.is_left_over(listed.state, listed.first_offset):
             return True
+        if entry is not None:
+            return False
         if len(self._confirmed) >= CONFIRMED_MAX:
             self._confirmed.clear()
         self._confirmed[keys.partition_key] = version
@@ -279,7 +302,7 @@ class Resolver:
     async def _listed(self, keys: PartitionKeys) -> _Listed | None:
         key = topic_key(keys.topic)
         record = await self._get(key, CATALOG_PARTITION_KEY)
-        return None if record is None else decode_record(_Listed, key, record.value)
+        return None if record is None else _decoded(record)
 
     async def _get(self, key: str, partition_key: str) -> Record | None:
         return await self._patiently(lambda: self._coordinator.get(key, partition_key=partition_key))
@@ -316,6 +339,10 @@ class _Walk:
         self.found.append(located)
         self.bytes += located.stored_bytes
         self.position = end_offset + 1
+
+
+def _decoded(entry: Record) -> _Listed:
+    return decode_record(_Listed, entry.key, entry.value)
 
 
 def _located(keys: PartitionKeys, record: Record) -> Located:
