@@ -13,6 +13,7 @@ from tests.spark.export.bed import KINDS, Bed, all_places, order, places
 
 import forebay
 from forebay.errors import LimitExceeded, UsageError
+from forebay.log import LogWriter
 from forebay.spark.export import (
     BadRecords,
     CommitConflict,
@@ -326,6 +327,23 @@ def test_many_bad_records_are_appended_piece_by_piece_in_order(
     bed.send([b"bad-%02d" % number for number in range(20)])
     export(bed.config(dead_letter="topic:dead"))
     assert [row["value"] for row in bed.read_topic("dead")] == [b"bad-%02d" % number for number in range(20)]
+
+
+def test_large_bad_records_are_appended_by_their_bytes(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.spark.export._dead.APPEND_BYTES_MAX", 100)
+    append, sizes = LogWriter.append_shared, []
+
+    async def watched(self: LogWriter, groups: Any) -> Any:
+        sizes.append([len(group.batch) for group in groups])
+        return await append(self, groups)
+
+    bed.fill(1)
+    bad = [b"bad" + bytes(size) for size in (40, 40, 40, 500, 3, 90)]
+    bed.send(bad)
+    monkeypatch.setattr(LogWriter, "append_shared", watched)
+    export(bed.config(dead_letter="topic:dead"))
+    assert [row["value"] for row in bed.read_topic("dead")] == bad
+    assert sizes[-4:] == [[2], [1], [1], [2]]
 
 
 def test_too_many_bad_records_are_a_wrong_format(bed: Bed) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import forebay
@@ -106,6 +111,35 @@ def test_a_replay_that_breaks_off_goes_on_where_it_was(
     found = replay(place, "orders", target, job="j1", from_ms=0, to_ms=FAR)
     assert sum(each.appended + each.found for each in found) == 60
     assert sorted(values(place, target)) == sorted(values(place, "orders"))
+
+
+@pytest.mark.parametrize("records_max", [4, 1_000])
+def test_chunks_of_a_replay_end_by_bytes_wherever_batches_do(records_max: int) -> None:
+    """Five thousand records of a megabyte are more than one append can hold."""
+    sizes = [3, 0, 50, 7, 7, 7, 7, 200, 1, 1, 1, 1, 1, 30, 0, 0]
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+    table = pa.table([[b"k", None] * 8, [bytes(size) for size in sizes]], schema=schema)
+
+    async def cut(rows: int) -> list[list[int]]:
+        async def batches() -> AsyncIterator[pa.RecordBatch]:
+            for batch in table.to_batches(max_chunksize=rows):
+                yield batch
+
+        chunks = [chunk async for chunk in replay_module._chunks(batches(), records_max, 20)]
+        return [[len(value) for value in chunk.column("value").to_pylist()] for chunk in chunks]
+
+    found = asyncio.run(cut(1))
+    assert [size for chunk in found for size in chunk] == sizes
+    assert all(sum(chunk[:-1]) < 20 and len(chunk) <= records_max for chunk in found)
+    assert [200] in found or [7, 200] in found
+    for rows in range(2, 17):
+        assert asyncio.run(cut(rows)) == found
+
+
+def test_a_plan_of_the_first_version_is_followed_as_it_was_made() -> None:
+    fields = {"source": "a", "target": "b", "from_ms": 0, "to_ms": 1, "chunk_records": 5_000}
+    old = json.dumps({**fields, "target_partitions": 1, "ranges": []}).encode()
+    assert replay_module._decode(old, "plan").chunk_bytes == sys.maxsize
 
 
 def test_a_replay_of_a_time_range_takes_what_was_appended_then(place: Place, target: str) -> None:

@@ -43,6 +43,8 @@ __all__ = ["DeadLetters", "lane_of", "open_dead_letters"]
 
 APPEND_RECORDS_MAX: Final = 5_000
 """Bad records of one append to a topic."""
+APPEND_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bytes of their values, unless one alone is larger."""
 ATTEMPTS_MAX: Final = 50
 """Appends of one lane's bad records that other exporters may beat before the round is given up."""
 
@@ -188,7 +190,7 @@ class _DeadTopic:
             rows = rows.slice(below + count)
             if not rows.num_rows:
                 break
-            group = self._group(lane, partition, rows.slice(0, APPEND_RECORDS_MAX), sequence)
+            group = self._group(lane, partition, _portion(rows), sequence)
             [result] = await self._writer.append_shared([group])
             if isinstance(result.error, OutOfSequence):
                 sequence = result.error.expected
@@ -240,6 +242,13 @@ class _DeadTopic:
         )
         name = hashlib.sha256(source).hexdigest()[:40]
         return AppendGroup(group.topic, group.partition, group.batch, f"dead-{name}", sequence)
+
+
+def _portion(rows: pa.Table) -> pa.Table:
+    """As many of the first as one append takes."""
+    some = rows.slice(0, APPEND_RECORDS_MAX)
+    ends = np.cumsum(pc.binary_length(some.column("value")).fill_null(0).to_numpy())
+    return some.slice(0, max(int(np.searchsorted(ends, APPEND_BYTES_MAX, side="right")), 1))
 
 
 def _by_lane(dead: pa.Table, source: SourceSpec) -> Iterator[tuple[str, pa.Table]]:

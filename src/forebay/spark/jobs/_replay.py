@@ -21,13 +21,17 @@ headers are kept.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from forebay.errors import FormatError, NotFound, PreconditionFailed, UsageError
 from forebay.formats.bytes_batch import BytesBatch
@@ -43,6 +47,8 @@ __all__ = ["ReplayedPartition", "replay", "replay_partition"]
 
 CHUNK_RECORDS: Final = 5_000
 """Records of one append. Part of the plan, so it may change between versions."""
+CHUNK_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of keys and values at which an append ends, with the record that reaches them. Part of the plan."""
 PREFIX: Final = "forebay-jobs/replay"
 JOB_CHARS_MAX: Final = 100
 """Longest id of a replay."""
@@ -62,6 +68,8 @@ class _Plan(msgspec.Struct, frozen=True):
     chunk_records: int
     target_partitions: int
     ranges: list[_Range]
+    chunk_bytes: int = sys.maxsize
+    """Not in the plans of the first version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +128,7 @@ async def _planned(
             start = await reader.offset_for_time(source, number, from_ms)
             ranges.append(_Range(number, start, await reader.offset_for_time(source, number, to_ms)))
         partitions = (await catalog.describe(target)).partitions
-        plan = _Plan(source, target, from_ms, to_ms, CHUNK_RECORDS, partitions, ranges)
+        plan = _Plan(source, target, from_ms, to_ms, CHUNK_RECORDS, partitions, ranges, CHUNK_BYTES)
         try:
             await store.put(key, msgspec.json.encode(plan), ABSENT)
         except PreconditionFailed:
@@ -146,7 +154,8 @@ def replay_partition(place: Place, job: str, plan: _Plan, wanted: _Range) -> Rep
     reader = mine.reader(place.store, place.coordinator)
     batches = reader.scan(plan.source, wanted.partition, wanted.start, wanted.end)
     writer = mine.writer(place.store, place.coordinator)
-    return mine.run(_append_all(parts.store, writer, _chunks(batches, plan.chunk_records), job, plan, wanted))
+    chunks = _chunks(batches, plan.chunk_records, plan.chunk_bytes)
+    return mine.run(_append_all(parts.store, writer, chunks, job, plan, wanted))
 
 
 async def _append_all(
@@ -184,20 +193,31 @@ async def _append_all(
     return ReplayedPartition(*told, appended=appended, found=count - appended)
 
 
-async def _chunks(batches: AsyncIterator[pa.RecordBatch], size: int) -> AsyncIterator[pa.Table]:
-    """The same records as tables of `size` rows, the last one shorter, however they lie in the log."""
+async def _chunks(batches: AsyncIterator[pa.RecordBatch], records: int, size: int) -> AsyncIterator[pa.Table]:
+    """The same records as tables, however they lie in the log: each ends with the record that makes so many,
+    or reaches so many bytes."""
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows = held = 0
     async for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
-        while rows >= size:
+        held += int(_sizes(batch).sum())
+        while rows >= records or held >= size:
             table = pa.Table.from_batches(waiting)
-            yield table.slice(0, size)
-            waiting = table.slice(size).to_batches()
-            rows -= size
+            ends = np.cumsum(_sizes(table))
+            count = min(records, int(np.searchsorted(ends, size)) + 1)
+            yield table.slice(0, count)
+            waiting = table.slice(count).to_batches()
+            rows -= count
+            held -= int(ends[count - 1])
     if rows:
         yield pa.Table.from_batches(waiting)
+
+
+def _sizes(records: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
+    """Bytes of the key and the value of each record."""
+    lengths = [pc.binary_length(records.column(name)).fill_null(0) for name in ("key", "value")]
+    return np.asarray(pc.add(*(each.cast(pa.int64()) for each in lengths)))
 
 
 def _batch(chunk: pa.Table) -> BytesBatch:
