@@ -249,7 +249,7 @@ class Exporter:
             floors = {each.lane: self._dead.floor(each.lane) for each in plan}
         return [
             Task(number, tuple(some), handle.schema, floors)
-            for number, some in enumerate(_bundled(spans, size))
+            for number, some in enumerate(_bundled(spans, size, self._parallelism))
         ]
 
     # -- the work
@@ -407,12 +407,14 @@ def _within(ranges: list[_Range], bytes_max: int) -> list[_Range]:
     return ranges
 
 
-def _bundled(spans: Sequence[Span], size: int) -> list[list[Span]]:
-    """Neighbouring spans together, up to `size` bytes unless one alone is larger, and all about the same: no
-    task is waited for."""
+def _bundled(spans: Sequence[Span], size: int, slots: int = 1) -> list[list[Span]]:
+    """Neighbouring spans together, up to `size` bytes unless one alone is larger. All have about the same,
+    and there are as many for each slot, so that no slot waits for the others' last task."""
     total = sum(span.bytes for span in spans) or 1
     largest = max((span.bytes for span in spans), default=0)
     count = -(-total // max(size - largest, size // 2, 1))
+    if count > slots:
+        count = -(-count // slots) * slots
     bundles: list[list[Span]] = []
     done = bound = room = 0
     for span in spans:
