@@ -33,7 +33,7 @@ from benchmarks.harness import (
 )
 from benchmarks.harness.bars import span_of, terminal_bar
 from benchmarks.harness.chart import draw
-from benchmarks.harness.crew import Crew, CrewFailed
+from benchmarks.harness.crew import Crew, CrewFailed, Job
 from benchmarks.harness.figure import joined
 from benchmarks.harness.machine import Machine, cpu_slug, file_system_of, this_machine
 from benchmarks.harness.page import BEGIN, END, markdown, renew
@@ -212,7 +212,7 @@ def test_timed_repeats_its_step_and_counts_units() -> None:
 
 
 @dataclass
-class FakeJob:
+class FakeJob(Job):
     """Counts to a fixed number; refuses a negative time."""
 
     units: int

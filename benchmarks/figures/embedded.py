@@ -20,7 +20,7 @@ from typing import Self
 from benchmarks.figures._disk import RawAppend
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Measure, Variants, at_least, at_most
-from benchmarks.harness.crew import Crew
+from benchmarks.harness.crew import Crew, Job
 from benchmarks.harness.timing import async_variant, variant
 from forebay.coordination import Coordinator, Put, open_coordinator
 from forebay.errors import PreconditionFailed
@@ -38,7 +38,7 @@ def _url(directory: Path) -> str:
 
 
 @dataclass
-class EmbeddedJob:
+class EmbeddedJob(Job):
     """Adds one to a shared counter, again and again."""
 
     url: str

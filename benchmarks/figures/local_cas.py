@@ -18,7 +18,7 @@ from typing import Self
 from benchmarks.figures._disk import RawReplace
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Measure, Variants, at_least
-from benchmarks.harness.crew import Crew
+from benchmarks.harness.crew import Crew, Job
 from benchmarks.harness.timing import variant
 from forebay.errors import PreconditionFailed
 from forebay.storage import ObjectStore, open_store
@@ -32,7 +32,7 @@ VALUE_DIGITS = 100
 
 
 @dataclass
-class CountingJob:
+class CountingJob(Job):
     """Adds one to a shared counter, again and again."""
 
     root: Path

@@ -6,6 +6,9 @@ waits for durability gets from the disk without further thought. Ours writes the
 every ingest; at 25 ms the crate answers before the sync, so ours keeps many batches in flight there, none of
 them counted before its sync.
 
+Python has one interpreter lock per process, so 64 producers are measured twice: in one process, and as a
+store is used where that lock is the bound, with an instance for each of two cores on one directory.
+
 Turns are short and have a new directory each, and in a new directory ours fills four WAL files with zeros
 beside the first ingests. They are there before the clock starts, as at every later opening of a store in use;
 neither the crate nor the raw side makes anything of the kind.
@@ -19,26 +22,35 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias
 
 import pyarrow as pa
 
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Sample, Variant, Variants, at_least
+from benchmarks.harness.crew import Crew, Job
 from benchmarks.peers.quiver_crate import quiver_binary
 from forebay.formats import quiver_wal
-from forebay.quiver import Quiver, QuiverConfig, Receipt
+from forebay.quiver import Quiver, QuiverConfig, QuiverCore, Receipt
 
 __all__ = ["Ours", "bench_batch", "quiver_crate", "quiver_ingest"]
 
 ROWS = (100, 1_000, 8_192)
 IN_FLIGHT = 4_096
 """Batches of one producer that wait for a sync at 25 ms; the store itself bounds their bytes."""
+CROWD, CROWD_ROWS = 64, 100
 CAP_BYTES = 1 << 40
 SPARE_LOOKS = 10_000
 """Looks for the spares, a millisecond apart. What is not there by then will not be: the turn goes on."""
+
+
+Work: TypeAlias = Callable[[Quiver, pa.RecordBatch, float], Awaitable[int]]
+"""A producer: ingests until then, and tells how many batches were durable."""
 
 
 def bench_batch(rows: int) -> pa.RecordBatch:
@@ -69,42 +81,96 @@ class Ours:
             shutil.rmtree(self._directory)
 
     async def _run(self, seconds: float) -> Sample:
-        work = self._wait_for_each if self._config.flush_interval_ms == 0 else self._keep_in_flight
+        work = _wait_for_each if self._config.flush_interval_ms == 0 else _keep_in_flight
         async with Quiver(self._directory, self._config) as quiver:
-            await self._until_spare(quiver)
+            await _until_spare(quiver, self._config)
             spent, begin = time.process_time(), time.perf_counter()
-            done = sum(await asyncio.gather(*(work(quiver, begin + seconds) for _ in range(self._producers))))
+            done = await _share(work, quiver, self._batch, self._producers, seconds)
             passed = time.perf_counter() - begin
             return Sample(done / passed, (), (time.process_time() - spent) / done * 1e6)
-
-    async def _until_spare(self, quiver: Quiver) -> None:
-        for _ in range(SPARE_LOOKS):
-            if quiver.stats().wal_bytes >= self._config.wal_spares_max * self._config.wal_file_bytes:
-                return
-            await asyncio.sleep(0.001)
-
-    async def _wait_for_each(self, quiver: Quiver, end: float) -> int:
-        done = 0
-        while time.perf_counter() < end:
-            await quiver.ingest(self._batch)
-            done += 1
-        return done
-
-    async def _keep_in_flight(self, quiver: Quiver, end: float) -> int:
-        done = 0
-        flying: list[asyncio.Future[Receipt]] = []
-        while time.perf_counter() < end:
-            flying.append(await quiver.submit(self._batch))
-            if len(flying) >= IN_FLIGHT:
-                # They become durable in order, so the last of the first half speaks for all of it.
-                await flying[IN_FLIGHT // 2]
-                del flying[: IN_FLIGHT // 2]
-                done += IN_FLIGHT // 2
-        return done + len(await asyncio.gather(*flying))
 
     def variant(self) -> Variant:
         """`run` as a variant."""
         return Variant(self.run, "batches/s")
+
+
+@dataclass
+class CoreJob(Job):
+    """One core of several on one directory, each a process with its part of the producers."""
+
+    root: Path
+    cores: int
+    producers: int
+    config: QuiverConfig = field(default_factory=lambda: QuiverConfig(size_cap_bytes=CAP_BYTES))
+    runner: asyncio.Runner | None = field(default=None, init=False)
+    core: QuiverCore | None = field(default=None, init=False)
+
+    def __enter__(self) -> Self:
+        self.runner = asyncio.Runner()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self.runner is not None
+        self.runner.close()
+
+    def ready(self) -> None:
+        """A shard of its own for every turn."""
+        assert self.runner is not None
+        self.core = QuiverCore(self.root, self.number, self.cores, self.config)
+        self.runner.run(self._open(self.core))
+
+    async def _open(self, core: QuiverCore) -> None:
+        await core.open()
+        await _until_spare(core.own, self.config)
+
+    def run(self, seconds: float) -> int:
+        """Batches that are durable within that time."""
+        assert self.runner is not None and self.core is not None
+        batch = bench_batch(CROWD_ROWS)
+        work = _share(_wait_for_each, self.core.own, batch, self.producers // self.cores, seconds)
+        return self.runner.run(work)
+
+    def rest(self) -> None:
+        """The shard goes."""
+        assert self.runner is not None and self.core is not None
+        self.runner.run(self.core.close())
+        shutil.rmtree(self.root / f"core_{self.number}")
+
+
+async def _until_spare(quiver: Quiver, config: QuiverConfig) -> None:
+    for _ in range(SPARE_LOOKS):
+        if quiver.stats().wal_bytes >= config.wal_spares_max * config.wal_file_bytes:
+            return
+        await asyncio.sleep(0.001)
+
+
+async def _share(work: Work, quiver: Quiver, batch: pa.RecordBatch, producers: int, seconds: float) -> int:
+    """Batches of all producers together."""
+    end = time.perf_counter() + seconds
+    return sum(await asyncio.gather(*(work(quiver, batch, end) for _ in range(producers))))
+
+
+async def _wait_for_each(quiver: Quiver, batch: pa.RecordBatch, end: float) -> int:
+    done = 0
+    while time.perf_counter() < end:
+        await quiver.ingest(batch)
+        done += 1
+    return done
+
+
+async def _keep_in_flight(quiver: Quiver, batch: pa.RecordBatch, end: float) -> int:
+    done = 0
+    flying: list[asyncio.Future[Receipt]] = []
+    while time.perf_counter() < end:
+        flying.append(await quiver.submit(batch))
+        if len(flying) >= IN_FLIGHT:
+            # They become durable in order, so the last of the first half speaks for all of it.
+            await flying[IN_FLIGHT // 2]
+            del flying[: IN_FLIGHT // 2]
+            done += IN_FLIGHT // 2
+    return done + len(await asyncio.gather(*flying))
 
 
 class Crate:
@@ -169,6 +235,12 @@ def _raw(path: Path, rows: int) -> Variant:
         for rows in ROWS
     ),
     Figure("64 producers, against one", of="64 producers, 100 rows", against="100 rows", target=at_least(10)),
+    Figure(
+        "64 producers on two cores, against one",
+        of="64 producers, two cores",
+        against="100 rows",
+        target=at_least(10),
+    ),
 )
 def quiver_ingest(bench: Bench) -> Iterator[Variants]:
     """Every sample on a directory of its own."""
@@ -176,8 +248,12 @@ def quiver_ingest(bench: Bench) -> Iterator[Variants]:
     for rows in ROWS:
         variants[f"raw {rows:,}"] = _raw(bench.directory / "raw", rows)
         variants[f"{rows:,} rows"] = Ours(bench.directory / "store", rows).variant()
-    variants["64 producers, 100 rows"] = Ours(bench.directory / "store", 100, producers=64).variant()
-    yield variants
+    variants["64 producers, 100 rows"] = Ours(
+        bench.directory / "store", CROWD_ROWS, producers=CROWD
+    ).variant()
+    with Crew(CoreJob(bench.directory / "cores", 2, CROWD), (2,)) as cores:
+        variants["64 producers, two cores"] = cores.variant(2, "batches/s")
+        yield variants
 
 
 @suite.benchmark(
@@ -216,7 +292,7 @@ def quiver_crate(bench: Bench) -> Iterator[Variants]:
                 ours = Ours(bench.directory / "store", rows, flush_ms=flush_ms)
                 variants[f"ours {rows:,}, {mode}"] = ours.variant()
         variants["crate 64 producers"] = crate.variant(100, producers=64)
-        variants["ours 64 producers"] = Ours(bench.directory / "store", 100, producers=64).variant()
+        variants["ours 64 producers"] = Ours(bench.directory / "store", CROWD_ROWS, producers=CROWD).variant()
         yield variants
     finally:
         crate.close()

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from benchmarks.harness.figure import Sample
 from benchmarks.harness.suite import Variant
@@ -33,12 +34,17 @@ class CrewFailed(Exception):
     """A member died or did not answer."""
 
 
-class Job(Protocol):
+class Job(ABC):
     """What a member does. It is pickled to the member, entered there once, and run in every turn."""
 
+    number: int = 0
+    """Which member this is, from 0: told before it is entered."""
+
+    @abstractmethod
     def __enter__(self) -> object:
         """Open what is needed, in the member's process."""
 
+    @abstractmethod
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -48,9 +54,15 @@ class Job(Protocol):
     ) -> None:
         """Close it."""
 
+    def ready(self) -> None:
+        """Before a turn, unmeasured; the turn begins when all are ready."""
+
+    @abstractmethod
     def run(self, seconds: float) -> int:
         """Work for that long; how many units were done."""
-        ...
+
+    def rest(self) -> None:
+        """After a turn, unmeasured; it is over when all have rested."""
 
 
 class Crew:
@@ -66,9 +78,11 @@ class Crew:
         context = multiprocessing.get_context("spawn")
         barriers = {size: context.Barrier(size) for size in self._sizes}
         try:
-            for _ in range(self._sizes[-1]):
+            for number in range(self._sizes[-1]):
                 ours, theirs = context.Pipe()
-                member = context.Process(target=_work, args=(self._job, theirs, barriers), daemon=True)
+                member = context.Process(
+                    target=_work, args=(self._job, number, theirs, barriers), daemon=True
+                )
                 member.start()
                 theirs.close()
                 self._members.append(member)
@@ -133,18 +147,23 @@ def _receive(pipe: Connection, timeout_s: float) -> _Report:
     raise CrewFailed(f"a process of the crew did not answer within {timeout_s:g} s")
 
 
-def _work(job: Job, pipe: Connection, barriers: dict[int, Barrier]) -> None:
+def _work(job: Job, number: int, pipe: Connection, barriers: dict[int, Barrier]) -> None:
     """The life of one member."""
+    job.number = number
     with ExitStack() as stack:
         try:
             stack.enter_context(job)
             pipe.send(_READY)
             while True:
                 size, seconds = pipe.recv()
+                job.ready()
                 barriers[size].wait(GRACE_S)
                 begin, spent = time.perf_counter(), time.process_time()
                 units = job.run(seconds)
-                pipe.send(_Report(units, time.perf_counter() - begin, time.process_time() - spent))
+                report = _Report(units, time.perf_counter() - begin, time.process_time() - spent)
+                barriers[size].wait(GRACE_S)
+                job.rest()
+                pipe.send(report)
         except (EOFError, KeyboardInterrupt):
             return
         except Exception as error:

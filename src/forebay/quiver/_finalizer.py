@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from forebay.errors import ForebayError
 from forebay.formats.quiver_segment import SegmentMeta
@@ -26,7 +26,10 @@ from forebay.quiver._disk import Disk
 from forebay.quiver._errors import from_os_error
 from forebay.quiver._segment_file import SOURCES_MAX, Batch, NotEncodable, SegmentInfo
 
-__all__ = ["TIMER_S", "Finalizer", "Frozen"]
+__all__ = ["TIMER_S", "Finalizer", "Frozen", "Kind"]
+
+Kind: TypeAlias = tuple[str, bytes]
+"""Signal type and schema hash: what batches of one segment have in common."""
 
 TIMER_S: Final = 0.001
 """Shortest sleep of a timer. A shorter one may end before the clock has moved, and spin."""
@@ -43,8 +46,7 @@ what is stored by the day of a segment's first batch is found by the days of all
 class Frozen:
     """An open segment, or one that waits to be written."""
 
-    signal: str
-    schema_hash: bytes
+    kind: Kind
     opened_at: float
     batches: list[Batch] = field(default_factory=list)
     bytes: int = 0
@@ -70,7 +72,7 @@ class Finalizer:
         self._register = register
         self._skipped = skipped
         self._on_write = on_write
-        self._open: dict[tuple[str, bytes], Frozen] = {}
+        self._open: dict[Kind, Frozen] = {}
         self._queue: deque[Frozen] = deque()
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
@@ -86,28 +88,34 @@ class Finalizer:
         """Begin to write."""
         self._task = asyncio.create_task(self._run())
 
-    def add(self, signal: str, schema_hash: bytes, batch: Batch) -> None:
-        """A durable batch joins the open segment of its kind."""
-        key = (signal, schema_hash)
-        segment = self._open.get(key)
-        if segment is not None and abs(batch.time_ms - segment.batches[0].time_ms) > SPAN_MS_MAX:
-            self._freeze(key)
-            segment = None
-        if segment is None:
-            if len(self._open) >= self._config.streams_max:
-                self._freeze(next(iter(self._open)))
-            segment = self._open[key] = Frozen(signal, schema_hash, self._clock.monotonic())
-            self._wake.set()
-        segment.batches.append(batch)
-        segment.bytes += batch.size
-        self.bytes += batch.size
-        if segment.bytes >= self._config.segment_bytes or len(segment.batches) >= SOURCES_MAX:
-            self._freeze(key)
+    def add(self, kind: Kind, batches: Sequence[Batch]) -> None:
+        """Durable batches join the open segment of their kind."""
+        segment = self._open.get(kind)
+        full = self._config.segment_bytes
+        for batch in batches:
+            if segment is not None and abs(batch.time_ms - segment.batches[0].time_ms) > SPAN_MS_MAX:
+                self._freeze(kind)
+                segment = None
+            if segment is None:
+                segment = self._opened(kind)
+            segment.batches.append(batch)
+            segment.bytes += batch.size
+            self.bytes += batch.size
+            if segment.bytes >= full or len(segment.batches) >= SOURCES_MAX:
+                self._freeze(kind)
+                segment = None
+
+    def _opened(self, kind: Kind) -> Frozen:
+        if len(self._open) >= self._config.streams_max:
+            self._freeze(next(iter(self._open)))
+        segment = self._open[kind] = Frozen(kind, self._clock.monotonic())
+        self._wake.set()
+        return segment
 
     def freeze_all(self) -> None:
         """Shutdown, flush or pressure: let everything that is open be written now."""
-        for key in list(self._open):
-            self._freeze(key)
+        for kind in list(self._open):
+            self._freeze(kind)
 
     async def settled(self) -> None:
         """Wait until everything frozen so far is written, or an attempt has failed. Raises its error."""
@@ -131,7 +139,7 @@ class Finalizer:
         if oldest in self._queue:
             self._queue.remove(oldest)
         else:
-            del self._open[oldest.signal, oldest.schema_hash]
+            del self._open[oldest.kind]
         return oldest
 
     def put_back(self, segment: Frozen) -> None:
@@ -167,8 +175,8 @@ class Finalizer:
             await asyncio.wait({self._task})
             self._task = None
 
-    def _freeze(self, key: tuple[str, bytes]) -> None:
-        self._queue.append(self._open.pop(key))
+    def _freeze(self, kind: Kind) -> None:
+        self._queue.append(self._open.pop(kind))
         self._wake.set()
 
     async def _run(self) -> None:
@@ -181,9 +189,9 @@ class Finalizer:
 
     def _freeze_aged(self) -> None:
         limit = self._clock.monotonic() - self._config.segment_open_ms / 1000
-        for key, segment in list(self._open.items()):
+        for kind, segment in list(self._open.items()):
             if segment.opened_at <= limit:
-                self._freeze(key)
+                self._freeze(kind)
 
     async def _wait(self) -> None:
         """Until something is frozen, or the oldest open segment comes of age."""
@@ -241,11 +249,12 @@ class Finalizer:
             self._queue.append(segment)
 
     async def _write_one(self, segment: Frozen, batches: Sequence[Batch]) -> None:
+        signal, schema_hash = segment.kind
         template = SegmentMeta(
             segment=self.next_segment,
             entries=[],
-            signal=segment.signal,
-            schema_hash=segment.schema_hash,
+            signal=signal,
+            schema_hash=schema_hash,
             rows=0,
             codec=self._config.segment_codec,
             raw_bytes=0,

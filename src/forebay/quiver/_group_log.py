@@ -316,8 +316,9 @@ class GroupLog:
         if problem is None:
             self._on_durable(group)
             for item in group:
-                if not item.done.done():
-                    item.done.set_result(item.answer)
+                done = item.done
+                if not done.done():
+                    done.set_result(item.answer)
         elif isinstance(problem, OSError):
             _fail(group, from_os_error(f"writing the {self._suffix} file", problem))
         elif isinstance(problem, NotDone):

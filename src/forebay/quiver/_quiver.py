@@ -40,7 +40,7 @@ from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Deliveries, Delivery
 from forebay.quiver._disk import Disk
 from forebay.quiver._errors import DirectoryInUse, from_os_error
-from forebay.quiver._finalizer import Finalizer
+from forebay.quiver._finalizer import Finalizer, Kind
 from forebay.quiver._gauges import Gauges
 from forebay.quiver._group_log import GroupLog, Item
 from forebay.quiver._local_disk import LocalDisk
@@ -264,7 +264,7 @@ class Quiver:
             dropped = {each.sequence for batches in expired.values() for each in batches}
         for entry, batch in kept:
             if batch.sequence not in dropped:
-                self._finalizer.add(entry.signal, entry.fingerprint, batch)
+                self._finalizer.add((entry.signal, entry.fingerprint), [batch])
         found.report.entries_expired = len(dropped)
         found.report.entries_replayed -= len(dropped)
 
@@ -373,7 +373,7 @@ class Quiver:
             now_ms * 1_000_000,
             pieces,
             length,
-            (signal, form.fingerprint, Batch(number, now_ms, batch, context, size)),
+            ((signal, form.fingerprint), Batch(number, now_ms, batch, context, size)),
             Receipt(number, now_ms),
             is_waited_for=is_waited_for,
         )
@@ -386,12 +386,14 @@ class Quiver:
         await self._finalizer.settled()
 
     def _durable(self, group: list[Item]) -> None:
-        rows: dict[str, int] = {}
-        add = self._finalizer.add
+        kinds: dict[Kind, list[Batch]] = {}
         for item in group:
-            signal, fingerprint, batch = item.payload
-            add(signal, fingerprint, batch)
-            rows[signal] = rows.get(signal, 0) + batch.batch.num_rows
+            kind, batch = item.payload
+            kinds.setdefault(kind, []).append(batch)
+        rows: dict[str, int] = {}
+        for kind, batches in kinds.items():
+            self._finalizer.add(kind, batches)
+            rows[kind[0]] = rows.get(kind[0], 0) + sum([each.batch.num_rows for each in batches])
         self._group_series.durable(len(group), rows)
 
     def _synced(self, group: int, seconds: float) -> None:

@@ -271,7 +271,7 @@ class Retention:
         if oldest is None:
             return False
         try:
-            await self.drop_entries({oldest.signal: oldest.batches}, "size")
+            await self.drop_entries({oldest.kind[0]: oldest.batches}, "size")
         except BaseException:
             finalizer.put_back(oldest)
             raise
