@@ -6,9 +6,9 @@ import mmap
 from pathlib import Path
 
 import pytest
-from benchmarks.figures import _spark_memory
+from benchmarks.figures import _memory
+from benchmarks.figures._memory import Memory, memory_in_use
 from benchmarks.figures._spark import warm
-from benchmarks.figures._spark_memory import Memory, memory_in_use
 from benchmarks.harness import Bench, Sample, Variant
 
 PIECE, PIECES = 16 * mmap.PAGESIZE, 64
@@ -16,14 +16,14 @@ PIECE, PIECES = 16 * mmap.PAGESIZE, 64
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_spark_memory, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(_spark_memory, "SETTLED_BYTES", 4 * PIECE)
+    monkeypatch.setattr(_memory, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(_memory, "SETTLED_BYTES", 4 * PIECE)
 
 
 def test_free_memory_is_taken_until_no_more_of_it_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(mmap.mmap(-1, PIECES * PIECE))
     free = iter([50, 40, 30, 30, 20, 21, 20, 22, 23, 19])
-    monkeypatch.setattr(_spark_memory, "_free_bytes", lambda: next(free))
+    monkeypatch.setattr(_memory, "_free_bytes", lambda: next(free))
     memory.refill()
     assert list(free) == [19]  # Four pieces that took nothing were enough.
 
@@ -31,7 +31,7 @@ def test_free_memory_is_taken_until_no_more_of_it_is_to_be_had(monkeypatch: pyte
 def test_a_machine_whose_memory_never_settles_is_left_after_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(mmap.mmap(-1, PIECES * PIECE))
     looks = iter(range(10_000, 0, -1))
-    monkeypatch.setattr(_spark_memory, "_free_bytes", lambda: next(looks))
+    monkeypatch.setattr(_memory, "_free_bytes", lambda: next(looks))
     memory.refill()
     assert next(looks) == 10_000 - PIECES - 1
 
@@ -39,7 +39,7 @@ def test_a_machine_whose_memory_never_settles_is_left_after_one_pass(monkeypatch
 def test_files_of_a_folder_are_held_and_the_hole_goes_away(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(_spark_memory, "_free_bytes", lambda: 0)
+    monkeypatch.setattr(_memory, "_free_bytes", lambda: 0)
     folder = tmp_path / "data" / "deep"
     folder.mkdir(parents=True)
     (folder / "full").write_bytes(b"x" * 10_000)

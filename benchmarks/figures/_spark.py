@@ -11,13 +11,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.figures._memory import made_ready
 from benchmarks.figures._processes import ProcessTimes, processes
 from benchmarks.harness import CannotMeasure, Sample, Variant, Variants
 from forebay import aio
@@ -146,15 +146,7 @@ def job(work: Callable[[], float], cpu: Callable[[], float] = cpu_seconds) -> Va
 def warm(variants: Variants, ready: Callable[[], None], runs: int = 1) -> Variants:
     """The same variants, each run before: the JVM compiles what it has run often, at the cost of who runs
     next. Before every turn the world is made `ready`, unmeasured."""
-
-    def prepared(variant: Variant) -> Variant:
-        def run(seconds: float) -> Sample:
-            ready()
-            return variant.run(seconds)
-
-        return replace(variant, run=run)
-
-    found = {name: prepared(variant) for name, variant in variants.items()}
+    found = made_ready(variants, ready)
     for _ in range(runs):
         for variant in found.values():
             variant.run(0)

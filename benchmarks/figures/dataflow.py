@@ -9,7 +9,8 @@ it, the request is synced to disk.
 
 Processor time is that of the pipeline's process alone, all threads, per request that went through it: what
 the persistence itself costs, whoever else uses the machine. Time on the clock also has the waiting in it: for
-the sync, and for the last segment to be closed.
+the sync, and for the last segment to be closed. No memory is free (`_memory`): what goes to disk would pay
+the machine for every new page, several times what writing it costs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import grpc
 import grpc.aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from benchmarks.figures._memory import made_ready, memory_in_use
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Measure, Sample, Variant, Variants, at_most
 
@@ -130,6 +132,7 @@ def dataflow_overhead(bench: Bench) -> Iterator[Variants]:
     """64 senders, requests of 512 spans."""
     request = _request()
     with asyncio.Runner() as runner, ExitStack() as stack:
+        memory = stack.enter_context(memory_in_use(bench))
         destination = runner.run(_destination())
         stack.callback(lambda: runner.run(destination.server.stop(None)))
         pipelines: dict[str, Pipeline] = {}
@@ -151,13 +154,14 @@ def dataflow_overhead(bench: Bench) -> Iterator[Variants]:
             passed = pipeline.cpu_s() - cpu if by_cpu else time.perf_counter() - begin
             return Sample(sent / max(passed, 1 / TICKS_PER_S))
 
-        yield {
+        variants = {
             **{name: Variant(partial(run, name), "requests/s", stretch=STRETCH) for name in pipelines},
             **{
                 f"{name} cpu": Variant(partial(run, name, by_cpu=True), "requests/CPU s")
                 for name in pipelines
             },
         }
+        yield made_ready(variants, memory.refill)
 
 
 def _files(directory: Path, port: int) -> dict[str, str]:

@@ -242,11 +242,13 @@ class _CountingFile:
     ),
     Figure("bytes written per byte, both lz4", of="both lz4", measure=Measure.PLAIN, target=at_most(1.3)),
     Figure("bytes written per byte, no codec", of="no codec", measure=Measure.PLAIN),
+    jobs=True,
 )
 def quiver_bytes(bench: Bench) -> Iterator[Variants]:
-    """256 MiB of batches with 1,000 rows, acknowledged by a subscriber, checkpoint and all."""
+    """A gigabyte of batches with 1,000 rows, acknowledged by a subscriber: checkpoints and the zeros of a new
+    directory's WAL files (64 MiB, once) and all."""
     batch = bench_batch(1_000)
-    count = 256 * MIB // batch.nbytes
+    count = 1024 * MIB // batch.nbytes
 
     async def write(wal: str, segment: str) -> float:
         path = bench.directory / "bytes"

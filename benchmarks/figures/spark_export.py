@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.figures._memory import memory_in_use
 from benchmarks.figures._spark import (
     KEY_BYTES,
     cpu_seconds,
@@ -33,7 +34,6 @@ from benchmarks.figures._spark import (
     session,
     warm,
 )
-from benchmarks.figures._spark_memory import memory_in_use
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Measure, Variants, at_least, at_most
 from forebay.spark.export import (

@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.figures._memory import memory_in_use
 from benchmarks.figures._spark import (
     KEY_BYTES,
     PARTITIONS,
@@ -47,7 +48,6 @@ from benchmarks.figures._spark import (
     to_nowhere_as_stream,
     warm,
 )
-from benchmarks.figures._spark_memory import memory_in_use
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Measure, Variant, Variants, at_least, at_most
 from benchmarks.peers.kafka import LARGE_FETCHES, Connector, KafkaServer, connector_jars, kafka_jars

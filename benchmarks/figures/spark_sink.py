@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+from benchmarks.figures._memory import memory_in_use
 from benchmarks.figures._spark import (
     PARTITIONS,
     cpu_seconds,
@@ -22,7 +23,6 @@ from benchmarks.figures._spark import (
     session,
     warm,
 )
-from benchmarks.figures._spark_memory import memory_in_use
 from benchmarks.figures._suite import suite
 from benchmarks.harness import Bench, Figure, Measure, Variants, at_least, at_most
 from benchmarks.peers.kafka import Connector, KafkaServer, connector_jars, kafka_jars

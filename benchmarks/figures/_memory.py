@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Bench
+from benchmarks.harness import Bench, Sample, Variant, Variants
 
-__all__ = ["Memory", "memory_in_use"]
+__all__ = ["Memory", "made_ready", "memory_in_use"]
 
 PIECE_BYTES = 64 * 1024 * 1024
 SETTLED_BYTES = 16 * PIECE_BYTES
@@ -58,6 +59,19 @@ class Memory:
                 with path.open("rb") as file:
                     self._held.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
                 np.frombuffer(self._held[-1], np.uint8)[:: mmap.PAGESIZE].max()
+
+
+def made_ready(variants: Variants, ready: Callable[[], None]) -> Variants:
+    """The same variants; before every turn the world is made `ready`, unmeasured."""
+
+    def prepared(variant: Variant) -> Variant:
+        def run(seconds: float) -> Sample:
+            ready()
+            return variant.run(seconds)
+
+        return replace(variant, run=run)
+
+    return {name: prepared(variant) for name, variant in variants.items()}
 
 
 @contextmanager
