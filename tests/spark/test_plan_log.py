@@ -90,6 +90,12 @@ def test_little_work_is_one_task_and_much_is_cut(monkeypatch: pytest.MonkeyPatch
     assert max(costs(large, 1_000)) <= TASK_COST_MAX + 4_000 * (1_000 + ROW_COST)
 
 
+def test_a_small_number_asked_for_makes_no_tasks_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SLOTS_VARIABLE, "2")
+    large = spans_of([(4_000, 4_000 * 1_000)] * 2_000)
+    assert bundled(large, 2) == bundled(large)
+
+
 def test_a_session_tells_its_slots_to_what_plans(spark: SparkSession) -> None:
     context = spark.sparkContext
     assert context.environment[SLOTS_VARIABLE] == str(context.defaultParallelism)

@@ -190,6 +190,8 @@ def test_a_queue_that_ends_before_the_checkpoint_is_another_one(tmp_path: Path, 
     assert stats(tmp_path).epoch == 0, "nobody is shut out for it"
     waiting = stream(tmp_path, failOnDataLoss=False).latestOffset({"sequence": 5}, ReadAllAvailable())
     assert waiting == {"sequence": 5}
+    limited = stream(tmp_path, failOnDataLoss=False).latestOffset({"sequence": 5}, ReadMaxBytes(100))
+    assert limited == {"sequence": 5}
 
 
 @pytest.mark.parametrize(
@@ -199,6 +201,9 @@ def test_a_queue_that_ends_before_the_checkpoint_is_another_one(tmp_path: Path, 
         ({"subscribe": "t"}, "has no option 'subscribe'"),
         ({"startingOffsets": "soon"}, "earliest, latest or a sequence"),
         ({"startingOffsets": "latest"}, "a batch from the latest on is empty"),
+        ({"endingOffsets": "earliest"}, "endingOffsets of a batch is earliest"),
+        ({"startingOffsets": "8", "endingOffsets": "3"}, "are not below startingOffsets"),
+        ({"maxBytesPerTrigger": "some"}, "maxBytesPerTrigger is 'some'"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(

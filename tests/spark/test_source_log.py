@@ -13,6 +13,8 @@ from pyspark.sql import SparkSession
 from tests.spark.bed import fill, golden, read, rows
 
 import forebay
+from forebay.errors import UsageError
+from forebay.spark._options import LogOptions, Options
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,11 @@ def test_the_schema_chooses_columns(spark: SparkSession, data: Path) -> None:
 
 @pytest.mark.parametrize(
     ("schema", "message"),
-    [("offst long", "did you mean 'offset'"), ("offset string", "is bigint, not string")],
+    [
+        ("offst long", "did you mean 'offset'"),
+        ("offset string", "is bigint, not string"),
+        ("value binary not null, key binary not null", "column 'key' may hold nulls"),
+    ],
 )
 def test_a_schema_that_does_not_fit_is_refused(
     spark: SparkSession, data: Path, schema: str, message: str
@@ -177,6 +183,12 @@ def test_times_are_those_of_the_appends(spark: SparkSession, tmp_path: Path) -> 
         ({"subscribe": "orders", "minPartitions": "0"}, "from 1 on"),
         ({"subscribe": "orders", "minPartitions": "9" * 5000}, "from 1 on"),
         ({"subscribe": "orders", "startingTimestamp": "9" * 5000}, "milliseconds since 1970"),
+        ({"subscribe": "orders", "maxBytesPerTrigger": "some"}, "maxBytesPerTrigger is 'some'"),
+        ({"subscribe": "orders", "maxBytesPerTrigger": "0"}, "maxBytesPerTrigger is '0'"),
+        (
+            {"subscribe": "orders", "startingTimestamp": "2", "endingTimestamp": "1"},
+            "is not before the starting",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -186,9 +198,27 @@ def test_what_cannot_be_meant_is_refused(
         read(spark, data, **options).count()
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"startingOffsets": '{"t": {"' + "9" * 5000 + '": 1}}'},
+        {"startingOffsets": '{"t":' * 100_000},
+        {"endingOffsetsByTimestamp": '{"t": {"0": -1}}'},
+        {"startingOffsetsByTimestamp": '{"t": {"0": 2}}', "endingOffsetsByTimestamp": '{"t": {"0": 1}}'},
+    ],
+)
+def test_positions_that_cannot_be_meant_are_refused_before_anything_is_looked_at(
+    given: dict[str, str],
+) -> None:
+    with pytest.raises(UsageError, match=r"OffsetsByTimestamp is|startingOffsets is|the starting time is"):
+        LogOptions.parse(Options({"path": "data", "subscribe": "t"} | given), streaming=False)
+
+
 def test_reading_makes_no_directory(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="there is no directory"):
         read(spark, tmp_path / "typo", subscribe="orders").count()
+    with pytest.raises(PySparkException, match="there is no directory"):
+        read(spark, f"file://{tmp_path}/typo", subscribe="orders").count()  # type: ignore[arg-type]
     assert not (tmp_path / "typo").exists()
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import StructType
 from tests.spark.bed import drain
 
-from forebay.errors import NotFound, Unsupported, UsageError
+from forebay.errors import FormatError, NotFound, Unsupported, UsageError
 from forebay.quiver import Forwarder, Quiver, QuiverConfig, QuiverCore
 from forebay.spark import DataLossFound, ForebaySource
 from forebay.spark._options import Options
@@ -259,6 +259,33 @@ def test_a_segment_that_is_gone_or_damaged_fails_or_is_skipped(tmp_path: Path) -
     assert times(rows(lenient, lenient.partitions({}, {"store": "1-3"}))) == [3]
 
 
+@pytest.mark.parametrize("signal", ["x", "x61", "xylem", "a/b", "ä"])
+def test_a_forwarded_signal_is_found_by_its_name(tmp_path: Path, signal: str) -> None:
+    ingest(tmp_path / "q", logs(1), signal=signal)
+    forward(tmp_path / "q", tmp_path / "bucket")
+    source = batch_reader(tmp_path / "bucket", signal=signal)
+    assert times(rows(source, source.partitions())) == [1]
+
+
+def test_a_forwarded_segment_that_is_no_segment_any_more_fails_or_is_skipped(tmp_path: Path) -> None:
+    ingest(tmp_path / "q", logs(1), logs(2))
+    forward(tmp_path / "q", tmp_path / "bucket")
+    first, _ = sorted((tmp_path / "bucket").rglob("*.arrow"))
+    for kept in (1_000, 10):  # Its schema can be read still, and cannot.
+        first.chmod(0o600)
+        first.write_bytes(first.read_bytes()[:kept])
+        with pytest.raises(FormatError):
+            rows(strict := batch_reader(tmp_path / "bucket"), strict.partitions())
+        lenient = batch_reader(tmp_path / "bucket", failOnDataLoss=False)
+        assert times(rows(lenient, lenient.partitions())) == [2]
+
+
+def test_the_url_of_a_directory_is_that_directory(tmp_path: Path) -> None:
+    ingest(tmp_path / "my q", logs(1))
+    source = batch_reader(f"file://{tmp_path}/my%20q")  # type: ignore[arg-type]
+    assert times(rows(source, source.partitions())) == [1]
+
+
 def test_two_stores_under_one_name_are_noticed(tmp_path: Path) -> None:
     for name in ("q1", "q2"):
         ingest(tmp_path / name, logs(1))
@@ -291,6 +318,45 @@ def test_columns_grow_and_widen_and_what_cannot_is_refused() -> None:
     with pytest.raises(Unsupported, match="several columns 'n'"):
         merged([pa.schema([pa.field("n", pa.int8()), pa.field("n", pa.int8())])])
     assert plain(pa.struct([("a", pa.uint64())])) == pa.struct([("a", pa.decimal128(20, 0))])
+
+
+def test_columns_that_are_null_at_first_get_their_type_from_later_segments(tmp_path: Path) -> None:
+    ingest(tmp_path / "q", pa.record_batch({"n": pa.nulls(1), "s": pa.array([{"a": None}])}))
+    ingest(tmp_path / "q", pa.record_batch({"n": pa.array([3]), "s": pa.array([{"a": 4}])}))
+    source = batch_reader(tmp_path / "q")
+    assert source.schema.simpleString().startswith("struct<n:bigint,s:struct<a:bigint>")
+    found = [(row["n"], row["s"]) for row in rows(source, source.partitions())]
+    assert found == [(None, {"a": None}), (3, {"a": 4})]
+    assert merged([pa.schema([("n", pa.null())])])["n"].dataType.simpleString() == "string"
+
+
+def test_a_schema_reads_what_can_be_read_of_segments_that_do_not_go_together(tmp_path: Path) -> None:
+    for number, odd in enumerate([pa.array([1]), pa.array(["x"]), pa.array([1], pa.time32("ms"))]):
+        ingest(tmp_path / "q", pa.record_batch({"n": pa.array([number]), "odd": odd}))
+    source = ForebaySource({"path": str(tmp_path / "q"), "engine": "quiver"})
+    with pytest.raises(UsageError, match="do not go together"):
+        source.schema()
+    reader = source.reader(StructType().add("n", "long"))
+    assert [row["n"] for row in rows(reader, reader.partitions())] == [0, 1, 2]
+    reader = source.reader(StructType().add("odd", "string"))
+    assert [row["odd"] for row in rows(reader, reader.partitions())] == ["1", "x", "00:00:00.001"]
+    reader = source.reader(StructType().add("odd", "long"))
+    with pytest.raises(UsageError, match="column 'odd' is string in a segment, and int64 in the query"):
+        rows(reader, reader.partitions())
+    with pytest.raises(UsageError, match="did you mean 'odd'"):
+        source.reader(StructType().add("od", "long"))
+
+
+def test_columns_that_differ_in_case_only_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    ingest(tmp_path / "q", pa.record_batch({"A": pa.array([1]), "a": pa.array(["x"])}))
+    source = ForebaySource({"path": str(tmp_path / "q"), "engine": "quiver"})
+    with pytest.raises(Unsupported, match="columns 'A' and 'a' are one to Spark"):
+        source.schema()
+    for name, kind, value in (("A", "long", 1), ("a", "string", "x")):
+        reader = source.reader(StructType().add(name, kind))
+        assert rows(reader, reader.partitions()) == [{name: value}]
+    with pytest.raises(Unsupported, match=r"no type for column 'd', decimal256"):
+        merged([pa.schema([("d", pa.decimal256(50, 2))])])
 
 
 def test_a_column_that_outgrew_the_query_ends_it_and_is_not_wrapped_around(tmp_path: Path) -> None:
@@ -328,6 +394,7 @@ def test_nested_dictionaries_and_every_width_reach_spark(spark: SparkSession, tm
         ({"subscribe": "t"}, "has no option 'subscribe'"),
         ({"startingTimestamp": "yesterday"}, "milliseconds since 1970"),
         ({"startingOffsets": "latest"}, "startingTimestamp chooses"),
+        ({"startingTimestamp": "2", "endingTimestamp": "1"}, "is not before the starting time"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(

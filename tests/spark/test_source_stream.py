@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -15,13 +17,21 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from forebay.errors import UsageError
 from forebay.kit.clock import SystemClock
 from forebay.spark import DataLossFound
+from forebay.spark._columns import arrow_schema
 from forebay.spark._options import Options
-from forebay.spark._stream_source import STREAM_SCHEMA, StreamBatchReader, StreamOptions, StreamStreamReader
+from forebay.spark._stream_source import (
+    STREAM_SCHEMA,
+    StreamBatchReader,
+    StreamOptions,
+    StreamStreamReader,
+    StreamTask,
+    _Columns,
+)
 from forebay.storage import open_store
-from forebay.stream import StreamTier, StreamWriter, TierConfig
+from forebay.stream import RetentionPolicy, StreamTier, StreamWriter, TierConfig
 
 
-def tiered(base: Path, *chunks: list[bytes]) -> Path:
+def tiered(base: Path, *chunks: list[bytes], **config: Any) -> Path:
     """A bucket that holds a stream `orders` of these chunks."""
 
     async def work() -> None:
@@ -34,7 +44,7 @@ def tiered(base: Path, *chunks: list[bytes]) -> Path:
         tier = StreamTier(
             base / "local" / "orders",
             store,
-            config=TierConfig(fragment_bytes=100_000),
+            config=TierConfig(**{"fragment_bytes": 100_000} | config),
             clock=clock,
             randomness=random.Random(1),
         )
@@ -80,6 +90,7 @@ def test_ranges_begin_and_end_inside_of_chunks(tmp_path: Path) -> None:
     tasks = source.partitions()
     assert len(tasks) == 5
     assert rows(source, tasks) == EVERY[7:33]
+    assert all(len(batch(bucket, minPartitions=least).partitions()) == least for least in range(1, 51))
 
 
 def test_a_streaming_read_is_limited_and_replays_alike(tmp_path: Path) -> None:
@@ -108,6 +119,32 @@ def test_offsets_that_are_not_there_are_a_loss_or_are_skipped(tmp_path: Path) ->
     assert rows(lenient, lenient.partitions()) == EVERY[40:]
 
 
+def test_what_retention_takes_between_plan_and_task_is_a_loss_or_is_skipped(tmp_path: Path) -> None:
+    """A reader of a stream begins with what is there, wherever it is told to begin."""
+    bucket = tiered(tmp_path, *CHUNKS, fragment_bytes=1)
+    tasks = batch(bucket).partitions()
+    tiered(tmp_path, retention=RetentionPolicy(max_bytes=1))
+    strict, lenient = batch(bucket), batch(bucket, failOnDataLoss=False)
+    with pytest.raises(DataLossFound, match="offset 0 cannot be read any more, the earliest offset is 40"):
+        rows(strict, tasks)
+    assert rows(lenient, tasks) == EVERY[40:]
+    with pytest.raises(DataLossFound, match="has offsets 40 to 49"):
+        rows(strict, [StreamTask(45, 60)])
+
+
+def test_reading_makes_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no directory"):
+        batch(tmp_path / "typo").partitions()
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_time_that_spark_cannot_hold_is_none() -> None:
+    columns = _Columns("orders", arrow_schema(STREAM_SCHEMA))
+    columns.add(pa.array([b"a"], pa.binary()), 0, 2**62)
+    columns.add(pa.array([b"b"], pa.binary()), 1, 1_000)
+    assert columns.take()["timestamp"].to_pylist() == [None, datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)]
+
+
 def test_a_stream_that_ends_before_the_checkpoint_is_another_one(tmp_path: Path) -> None:
     """It began anew under its name: waiting for the old offset would pass over everything up to there."""
     bucket = tiered(tmp_path, *CHUNKS)
@@ -128,6 +165,8 @@ def test_a_stream_that_ends_before_the_checkpoint_is_another_one(tmp_path: Path)
         ({"subscribe": ""}, "no stream is named"),
         ({"startingOffsets": "x"}, "earliest or latest or an offset"),
         ({"assign": "{}"}, "no option 'assign'"),
+        ({"startingOffsets": "latest"}, "a batch from the latest on is empty"),
+        ({"startingOffsets": "30", "endingOffsets": "10"}, "are not below startingOffsets"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(

@@ -183,6 +183,35 @@ def test_a_deleted_topic_is_a_loss_and_its_successor_begins_behind_it(tmp_path: 
     assert sum(batch.num_rows for batch in batches) == 2
 
 
+def test_a_topic_that_is_deleted_between_plan_and_task_is_a_loss_or_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    fill(data, "t", 0, [b"a"] * 5)
+    strict, lenient = reader(data, subscribe="t"), reader(data, subscribe="t", failOnDataLoss=False)
+    start = strict.initialOffset()
+    tasks = strict.partitions(start, strict.latestOffset(start, ReadAllAvailable()))
+    with forebay.connect(data) as bay:
+        bay.topics.delete("t")
+    with pytest.raises(DataLossFound, match="its topic is gone"):
+        [list(strict.read(task)) for task in tasks]
+    assert [list(lenient.read(task)) for task in tasks] == [[]]
+    assert "t:0 is gone" in caplog.text
+
+
+def test_a_log_that_is_shorter_than_the_checkpoint_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    fill(data, "t", 0, [b"a"] * 5)
+    behind = {"t": {"0": 50}}
+    with pytest.raises(DataLossFound, match="the log ends at 6"):
+        reader(data, subscribe="t").latestOffset(behind, ReadAllAvailable())
+    lenient = reader(data, subscribe="t", failOnDataLoss=False)
+    assert lenient.latestOffset(behind, ReadAllAvailable()) == behind
+    assert "the log ends at 6" in caplog.text
+
+
 def test_a_stream_takes_no_ending_offsets(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no ending offsets"):
         reader(tmp_path, subscribe="t", endingOffsets="latest")

@@ -42,10 +42,11 @@ from pyspark.sql.types import (
 from forebay.buffer import BufferConfig, ConsumedBatch, Consumer
 from forebay.errors import NotFound, UsageError
 from forebay.formats.buffer_manifest import Entry, Manifest
+from forebay.spark._bundles import bundles
 from forebay.spark._clients import Client, Deployment, client
-from forebay.spark._columns import arrow_schema, exact
+from forebay.spark._columns import arrow_schema, exact, timestamps
 from forebay.spark._errors import DataLossFound, with_hints
-from forebay.spark._options import BUFFER_READ, Options, is_number
+from forebay.spark._options import BUFFER_READ, Options, check_range, is_number
 
 __all__ = ["BUFFER_SCHEMA", "BufferBatchReader", "BufferOptions", "BufferStreamReader"]
 
@@ -59,8 +60,6 @@ BUFFER_SCHEMA: Final = StructType(
     ]
 )
 """Columns of a queue: the record, its batch, its place in the batch, when it came and what came with it."""
-TASK_BYTES: Final = 32 * 1024 * 1024
-"""Bytes at which a task has enough to read."""
 ENTRY_BYTES_ASSUMED: Final = 1024 * 1024
 """What a batch counts for where its entry does not tell its size."""
 
@@ -98,14 +97,21 @@ class BufferOptions:
             raise UsageError(
                 "startingOffsets of a batch is latest", hint="a batch from the latest on is empty"
             )
+        if options.text("endingOffsets", "latest").lower() == "earliest":
+            raise UsageError("endingOffsets of a batch is earliest", hint="use latest or a sequence")
+        start = _sequence(
+            options.text("startingOffsets", default), "startingOffsets", {"earliest": None, "latest": -1}
+        )
+        end = _sequence(options.text("endingOffsets", "latest"), "endingOffsets", {"latest": None})
+        check_range(start, end)
         defaults = BufferConfig()
         return cls(
             options.deployment,
             options.text("manifest", defaults.manifest_path),
             options.text("prefix", defaults.data_path_prefix),
             acknowledge,
-            _sequence(options.text("startingOffsets", default), "startingOffsets", earliest=None, latest=-1),
-            _sequence(options.text("endingOffsets", "latest"), "endingOffsets", earliest=0, latest=None),
+            start,
+            end,
             options.flag("failOnDataLoss", True),
             options.count("maxOffsetsPerTrigger"),
             options.size("maxBytesPerTrigger"),
@@ -118,9 +124,9 @@ class BufferOptions:
         return BufferConfig(manifest_path=self.manifest, data_path_prefix=self.prefix, gc_enabled=False)
 
 
-def _sequence(text: str, option: str, *, earliest: int | None, latest: int | None) -> int | None:
-    if text.lower() in ("earliest", "latest"):
-        return earliest if text.lower() == "earliest" else latest
+def _sequence(text: str, option: str, words: dict[str, int | None]) -> int | None:
+    if text.lower() in words:
+        return words[text.lower()]
     if not is_number(text):
         raise UsageError(f"{option} is {text[:200]!r}", hint="earliest, latest or a sequence")
     return int(text)
@@ -135,18 +141,8 @@ class BufferTask(InputPartition):
 
 def tasks_of(entries: Sequence[Entry], tasks_min: int | None) -> Iterator[BufferTask]:
     """Entries in order, bundled by what the manifest knows of their sizes."""
-    sizes = [_size(entry) for entry in entries]
-    target = TASK_BYTES if tasks_min is None else max(1, sum(sizes) // tasks_min)
-    found: list[Entry] = []
-    taken = 0
-    for entry, size in zip(entries, sizes, strict=True):
-        found.append(entry)
-        taken += size
-        if taken >= target:
-            yield BufferTask(tuple(found))
-            found, taken = [], 0
-    if found:
-        yield BufferTask(tuple(found))
+    for bundle in bundles(entries, [_size(entry) for entry in entries], tasks_min):
+        yield BufferTask(bundle)
 
 
 def _size(entry: Entry) -> int:
@@ -229,8 +225,8 @@ def _rows(batch: ConsumedBatch, schema: pa.Schema) -> pa.RecordBatch:
         indices = pa.array(item, mask=item < 0)
         if name == "metadata":
             return pa.array([each.payload for each in batch.metadata], kind).take(indices)
-        times = pa.array([each.ingestion_time_ms * 1000 for each in batch.metadata], pa.int64())
-        return times.cast(kind).take(indices)
+        times = np.array([each.ingestion_time_ms for each in batch.metadata], np.int64)
+        return timestamps(times, kind).take(indices)
 
     arrays = [column(field.name.lower(), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -348,7 +344,7 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         if isinstance(limit, ReadMaxRows):
             latest = min(latest, begin + limit.max_rows)
         bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self.options.bytes_max
-        if bytes_max is None or isinstance(limit, ReadAllAvailable):
+        if bytes_max is None or isinstance(limit, ReadAllAvailable) or latest <= begin:
             return latest
         end, left = begin, bytes_max
         for entry in self._entries(begin, latest):

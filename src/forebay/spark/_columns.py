@@ -12,10 +12,11 @@ copied only where several appends become one batch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -33,7 +34,7 @@ from forebay.errors import UsageError
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.log import FetchedBatch
 
-__all__ = ["LOG_SCHEMA", "LogColumns", "arrow_schema", "check_schema", "exact", "fused"]
+__all__ = ["LOG_SCHEMA", "LogColumns", "arrow_schema", "check_schema", "exact", "fused", "timestamps"]
 
 LOG_SCHEMA: Final = StructType(
     [
@@ -50,6 +51,8 @@ LOG_SCHEMA: Final = StructType(
     ]
 )
 """Columns of a log, in the order of Spark's Kafka source."""
+NEVER_NULL: Final = frozenset({"value", "topic", "partition", "offset", "stream", "sequence", "index"})
+"""Columns of topics, queues and streams that every record has."""
 BATCH_ROWS: Final = 10_000
 """Records at which a batch is handed to Spark; fewer where they are large."""
 BATCH_BYTES: Final = 2 * 1024 * 1024
@@ -67,8 +70,14 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def check_schema(chosen: StructType, offered: StructType) -> StructType:
-    """The user's schema, if it is a choice of the columns there are; raises a `UsageError` otherwise."""
+def check_schema(
+    chosen: StructType, offered: StructType, never_null: Collection[str] = NEVER_NULL
+) -> StructType:
+    """The user's schema, if it is a choice of the columns there are; raises a `UsageError` otherwise.
+
+    `never_null` are the columns that may be declared as such. Of others Spark would be told that a null is a
+    value: `where key is null` finds nothing then, whatever the rows hold.
+    """
     known = {field.name.lower(): field for field in offered.fields}
     if not chosen.fields:
         # Arrow counts the rows of a batch by its columns: every count would be 0.
@@ -87,6 +96,11 @@ def check_schema(chosen: StructType, offered: StructType) -> StructType:
             raise UsageError(
                 f"column {field.name!r} is {kinds}",
                 hint="choose columns by the schema and cast them with select",
+            )
+        if not field.nullable and field.name.lower() not in never_null:
+            raise UsageError(
+                f"column {field.name!r} may hold nulls, and the schema says that it never does",
+                hint="leave NOT NULL out, and filter with select",
             )
     return chosen
 
@@ -178,10 +192,15 @@ def _times(run: Sequence[FetchedBatch], kind: pa.DataType) -> pa.Array:
         for each in run
     ]
     millis = (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.int64, copy=False)
+    return timestamps(millis, kind)
+
+
+def timestamps(millis: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    """Milliseconds since 1970 as Spark's timestamps."""
     times = millis * 1000
     # A producer may give any number. What Spark's microseconds cannot hold has no time, not another one.
     validity = None
-    if int(millis.max()) > TIME_MS_MAX or int(millis.min()) < -TIME_MS_MAX:
+    if len(millis) and (int(millis.max()) > TIME_MS_MAX or int(millis.min()) < -TIME_MS_MAX):
         inside = (millis <= TIME_MS_MAX) & (millis >= -TIME_MS_MAX)
         validity = pa.py_buffer(np.packbits(inside, bitorder="little"))
     return pa.Array.from_buffers(kind, len(times), [validity, pa.py_buffer(times)])

@@ -164,10 +164,11 @@ async def _spans(positions: Positions, options: LogOptions, wanted: LogRange) ->
 
 def bundled(spans: Sequence[Span], tasks_min: int | None = None) -> list[LogTask]:
     """Spans in order, as tasks of about the same cost."""
-    if tasks_min is None:
-        total = sum(_cost(span) for span in spans)
-        count = max(1, min(_tasks_aim(), total // TASK_COST_MIN), -(-total // TASK_COST_MAX))
-        return list(_shared(spans, count, _cost))
+    total = sum(_cost(span) for span in spans)
+    count = max(1, min(_tasks_aim(), total // TASK_COST_MIN), -(-total // TASK_COST_MAX))
+    tasks = list(_shared(spans, count, _cost))
+    if tasks_min is None or len(tasks) >= tasks_min:
+        return tasks
     tasks = list(_shared(_cut(spans, tasks_min, _cost), tasks_min, _cost))
     if len(tasks) < tasks_min:
         # Sizes differ so much that some shares fall into a single record: by their number, then.

@@ -113,6 +113,12 @@ class _Reading:
                 if error.earliest <= position:
                     raise
                 position = skip_or_fail(self.options, loss)
+            except UnknownTopic as error:  # It was deleted since this task was planned.
+                subject = f"{wanted.topic}:{wanted.partition}"
+                if self.options.fail_on_data_loss:
+                    raise DataLossFound(subject, start=position, earliest=None) from error
+                log.warning("data loss: %s is gone, from offset %d on", subject, position)
+                return
             else:
                 break
         if position < wanted.end and self.options.fail_on_data_loss:
@@ -226,13 +232,16 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
                 latest[key] = each.earliest
             elif each.next >= start[key]:
                 latest[key] = each.next
-            elif self.options.fail_on_data_loss:
-                raise DataLossFound(
+            else:
+                loss = DataLossFound(
                     f"{each.topic}:{each.partition}",
                     start=start[key],
                     earliest=each.next,
                     reason=f"the log ends at {each.next}",
                 )
+                if self.options.fail_on_data_loss:
+                    raise loss
+                log.warning("data loss: %s", loss.message)
         for topic, partition in start.keys() - found.keys():
             wanted = self.options.wants_topic(topic) and self.options.wants(topic, partition)
             if wanted and self.options.fail_on_data_loss:

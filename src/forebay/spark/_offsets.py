@@ -27,6 +27,7 @@ __all__ = [
     "from_offset",
     "parse_assignment",
     "parse_positions",
+    "parse_times",
     "share",
 ]
 
@@ -35,7 +36,10 @@ Offsets: TypeAlias = dict[TopicPartition, int]
 
 EARLIEST, LATEST = -2, -1
 POSITIONS: Final = '{"topic": {"0": 23, "1": -2}}'
+TIMES: Final = '{"topic": {"0": 1767225600000}}, milliseconds since 1970'
 ASSIGNMENT: Final = '{"topic": [0, 1]}'
+PARTITION_DIGITS_MAX: Final = 9
+"""Digits of a partition's number: more than any has, and few enough to be read as a number at all."""
 
 
 def as_offset(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
@@ -60,6 +64,14 @@ def parse_positions(text: str, option: str) -> Offsets:
     return dict(_positions(_json(text, option, POSITIONS), text, option))
 
 
+def parse_times(text: str, option: str) -> Offsets:
+    """Times given as an option: milliseconds since 1970. None of them stands for the earliest or latest."""
+    found = parse_positions(text, option)
+    if any(time_ms < 0 for time_ms in found.values()):
+        raise _refused(option, text, TIMES)
+    return found
+
+
 def parse_assignment(text: str, option: str) -> list[TopicPartition]:
     """Partitions given as an option: `{"topic": [0, 1]}`."""
     found: set[TopicPartition] = set()
@@ -76,7 +88,7 @@ def parse_assignment(text: str, option: str) -> list[TopicPartition]:
 def _json(text: str, option: str, example: str) -> Mapping[str, Any]:
     try:
         parsed = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refused(option, text, example) from error
     if not isinstance(parsed, dict):
         raise _refused(option, text, example)
@@ -88,7 +100,8 @@ def _positions(parsed: Mapping[str, Any], text: str, option: str) -> Iterator[tu
         if not isinstance(partitions, dict):
             raise _refused(option, text, POSITIONS)
         for partition, position in partitions.items():
-            if not partition.isdecimal() or type(position) is not int or position < EARLIEST:
+            is_partition = partition.isdecimal() and len(partition) <= PARTITION_DIGITS_MAX
+            if not is_partition or type(position) is not int or position < EARLIEST:
                 raise _refused(option, text, POSITIONS)
             yield (topic, int(partition)), position
 

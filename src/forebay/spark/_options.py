@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import unquote, urlsplit
 
-from forebay.errors import UsageError
+from forebay.errors import ForebayError, UsageError
 from forebay.kit.limits import parse_bytes
 from forebay.spark._clients import Deployment
-from forebay.spark._offsets import Offsets, TopicPartition, parse_assignment, parse_positions
+from forebay.spark._offsets import Offsets, TopicPartition, parse_assignment, parse_positions, parse_times
 
-__all__ = ["ENGINES", "Engine", "LogOptions", "Options", "Start", "is_number"]
+__all__ = ["ENGINES", "Engine", "LogOptions", "Options", "Start", "check_range", "check_times", "is_number"]
 
 Engine = Literal["log", "buffer", "stream", "quiver"]
 ENGINES: Final[tuple[Engine, ...]] = ("log", "buffer", "stream", "quiver")
@@ -163,7 +164,15 @@ class Options:
     def size(self, name: str) -> int | None:
         """Bytes, such as 1000000 or 64MiB, or None."""
         value = self.given(name)
-        return None if value is None else parse_bytes(value)
+        if value is None:
+            return None
+        try:
+            found = parse_bytes(value)
+        except ForebayError as error:
+            raise UsageError(f"{name} is {value[:200]!r}", hint=error.hint) from error
+        if found < 1:
+            raise UsageError(f"{name} is {value[:200]!r}", hint="a size from 1 byte on")
+        return found
 
 
 def is_number(text: str) -> bool:
@@ -172,6 +181,8 @@ def is_number(text: str) -> bool:
 
 
 def _absolute(location: str) -> str:
+    if location.lower().startswith("file:///"):
+        return unquote(urlsplit(location).path)  # A directory, whatever it is called.
     return location if not location or "://" in location else str(Path(location).absolute())
 
 
@@ -277,7 +288,7 @@ def _boundary(options: Options, word: str, default: Literal["earliest", "latest"
         return Start(time_ms=time_ms)
     times = options.given(f"{word}OffsetsByTimestamp")
     if times is not None:
-        return Start(times_ms=parse_positions(times, f"{word}OffsetsByTimestamp"))
+        return Start(times_ms=parse_times(times, f"{word}OffsetsByTimestamp"))
     value = options.text(f"{word}Offsets", default)
     if value.lower() == "earliest":
         return Start("earliest")
@@ -291,3 +302,24 @@ def _check_batch(start: Start, end: Start) -> None:
         raise UsageError("startingOffsets of a batch is latest", hint="a batch from the latest on is empty")
     if end.offsets == "earliest" or (isinstance(end.offsets, dict) and -2 in end.offsets.values()):
         raise UsageError("endingOffsets of a batch is earliest", hint="use latest or offsets")
+    check_times(start.time_ms, end.time_ms)
+    for key, time_ms in (start.times_ms or {}).items():
+        check_times(time_ms, (end.times_ms or {}).get(key))
+
+
+def check_times(start_ms: int | None, end_ms: int | None) -> None:
+    """Raise for a range of times that ends before it begins: it would quietly be empty."""
+    if start_ms is not None and end_ms is not None and end_ms < start_ms:
+        raise UsageError(
+            f"the starting time is {start_ms}, and the ending time {end_ms}",
+            hint="the ending time is not before the starting time",
+        )
+
+
+def check_range(start: int | None, end: int | None) -> None:
+    """Raise for a range of offsets that ends before it begins: it would quietly be empty."""
+    if start is not None and end is not None and end < start:
+        raise UsageError(
+            f"startingOffsets is {start}, and endingOffsets {end}",
+            hint="endingOffsets are not below startingOffsets",
+        )

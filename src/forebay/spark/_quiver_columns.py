@@ -16,7 +16,7 @@ wrapped around.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -28,10 +28,10 @@ from pyspark.sql.types import LongType, MapType, StringType, StructField, Struct
 
 from forebay.errors import Unsupported, UsageError
 from forebay.quiver import SegmentView
-from forebay.spark._columns import BATCH_BYTES, BATCH_ROWS
+from forebay.spark._columns import BATCH_BYTES, BATCH_ROWS, arrow_schema, timestamps
 from forebay.spark._quiver_segments import Segment
 
-__all__ = ["OWN_COLUMNS", "merged", "rows_of", "schema_in"]
+__all__ = ["OWN_COLUMNS", "asked_for", "merged", "rows_of", "schema_in"]
 
 OWN_COLUMNS: Final = StructType(
     [
@@ -45,6 +45,7 @@ OWN_COLUMNS: Final = StructType(
 """What every segment has."""
 _MAGIC_BYTES: Final = 8
 """Arrow's files begin with a magic, then comes what a stream would begin with."""
+_NULL: Final = pa.null()
 _WIDER: Final = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -52,7 +53,6 @@ _WIDER: Final = {
     pa.uint64(): pa.decimal128(20, 0),
     pa.float16(): pa.float32(),
     pa.date64(): pa.date32(),
-    pa.null(): pa.string(),
     pa.large_string(): pa.string(),
     pa.string_view(): pa.string(),
     pa.large_binary(): pa.binary(),
@@ -81,9 +81,30 @@ def merged(schemas: Sequence[pa.Schema]) -> StructType:
         raise UsageError(
             f"the segments have columns that do not go together: {error}", hint=_CHOOSE
         ) from error
-    fields = [StructField(each.name, _spark_type(each)) for each in whole]
-    taken = {field.name.lower() for field in fields}
-    return StructType(fields + [each for each in OWN_COLUMNS.fields if each.name not in taken])
+    fields: dict[str, StructField] = {}
+    for each in whole:
+        other = fields.setdefault(each.name.lower(), StructField(each.name, _spark_type(each)))
+        if other.name != each.name:
+            raise Unsupported(
+                f"columns {other.name!r} and {each.name!r} are one to Spark, which looks at no case",
+                hint=_CHOOSE,
+            )
+    return _with_own(fields)
+
+
+def asked_for(schemas: Sequence[pa.Schema], chosen: StructType) -> StructType:
+    """The same for segments that do not go together: a column has the type that is asked for. Whether its
+    values fit is told when they are read."""
+    asked = {field.name.lower(): field for field in chosen.fields}
+    fields: dict[str, StructField] = {}
+    for name in [name for schema in schemas for name in schema.names]:
+        fields.setdefault(name.lower(), asked.get(name.lower(), StructField(name, StringType())))
+    return _with_own(fields)
+
+
+def _with_own(fields: Mapping[str, StructField]) -> StructType:
+    own = [each for each in OWN_COLUMNS.fields if each.name not in fields]
+    return StructType([*fields.values(), *own])
 
 
 _CHOOSE: Final = '.option("signal", ...) for one kind of data only, or .schema(...) for the columns you want'
@@ -91,25 +112,32 @@ _CHOOSE: Final = '.option("signal", ...) for one kind of data only, or .schema(.
 
 def _spark_type(field: pa.Field) -> Any:
     try:
-        return from_arrow_type(field.type)
-    except (PySparkException, TypeError) as error:
+        # What is null everywhere is text; what is null in some segments has its type from the others.
+        found = from_arrow_type(plain(field.type, null=pa.string()))
+        arrow_schema(
+            StructType([StructField(field.name, found)])
+        )  # Decimals of more than 38 digits fail here.
+    except (PySparkException, TypeError, ValueError) as error:
         raise Unsupported(
             f"Spark has no type for column {field.name!r}, {field.type}", hint=_CHOOSE
         ) from error
+    return found
 
 
-def plain(kind: pa.DataType) -> pa.DataType:
-    """The type that Spark has for it; itself where there is none."""
+def plain(kind: pa.DataType, null: pa.DataType = _NULL) -> pa.DataType:
+    """The type that Spark has for it; itself where there is none. `null` is what nothing but nulls is."""
     if isinstance(kind, (pa.DictionaryType, pa.BaseExtensionType)):
-        return plain(kind.value_type if isinstance(kind, pa.DictionaryType) else kind.storage_type)
+        return plain(kind.value_type if isinstance(kind, pa.DictionaryType) else kind.storage_type, null)
+    if pa.types.is_null(kind):
+        return null
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", tz=None if kind.tz is None else "UTC")
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(each.name, plain(each.type)) for each in kind.fields])
+        return pa.struct([pa.field(each.name, plain(each.type, null)) for each in kind.fields])
     if pa.types.is_map(kind):
-        return pa.map_(plain(kind.key_type), plain(kind.item_type))
+        return pa.map_(plain(kind.key_type, null), plain(kind.item_type, null))
     if _is_list(kind):
-        return pa.list_(plain(kind.value_type))
+        return pa.list_(plain(kind.value_type, null))
     if pa.types.is_fixed_size_binary(kind):
         return pa.binary()
     return pa.duration("us") if pa.types.is_duration(kind) else _WIDER.get(kind, kind)
@@ -178,18 +206,17 @@ class _Own:
         if name == "_signal":
             return pa.repeat(pa.scalar(meta.signal), rows)
         if name == "_ingested":
-            times = np.array([each.time_ms * 1000 for each in meta.sources], np.int64)[self._items]
-            return pa.array(times).cast(pa.timestamp("us", tz="UTC"))
+            times = np.array([each.time_ms for each in meta.sources], np.int64)[self._items]
+            return timestamps(times, pa.timestamp("us", tz="UTC"))
         context = np.array([each.context for each in meta.sources], np.int64)[self._items]
         kinds = pa.array([[*each.items()] for each in meta.contexts], pa.map_(pa.string(), pa.string()))
         return kinds.take(pa.array(context))
 
 
 def _batch(batch: pa.RecordBatch, own: _Own, schema: pa.Schema) -> pa.RecordBatch:
-    names = {name.lower(): place for place, name in reversed([*enumerate(batch.schema.names)])}
     arrays = []
     for field in schema:
-        place = names.get(field.name.lower())
+        place = _place(batch.schema.names, field.name)
         if place is not None:
             arrays.append(_fitting(batch.column(place), field))
         elif field.name.lower() in OWN_COLUMNS.fieldNames():
@@ -197,6 +224,15 @@ def _batch(batch: pa.RecordBatch, own: _Own, schema: pa.Schema) -> pa.RecordBatc
         else:
             arrays.append(pa.nulls(batch.num_rows, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _place(names: Sequence[str], wanted: str) -> int | None:
+    """Where a column is: the one of this very name, else the one of this name in another case."""
+    alike = [place for place, name in enumerate(names) if name.lower() == wanted.lower()]
+    found = [place for place in alike if names[place] == wanted] or alike
+    if len(found) > 1:
+        raise UsageError(f"a segment has several columns {wanted!r}", hint=_CHOOSE)
+    return found[0] if found else None
 
 
 def _fitting(array: pa.Array, field: pa.Field) -> pa.Array:

@@ -45,6 +45,7 @@ LOOKS_MAX: Final = 5
 """Looks at a directory whose process deletes files while we read their names."""
 
 _CORE: Final = re.compile(r"core_\d{1,3}")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _OBJECT: Final = re.compile(r"(?:^|.*/)signal=([^/]+)/date=[^/]+/([^/]+)-(\d{16})-([0-9a-f]{12})\.(\w+)")
 
 
@@ -192,12 +193,16 @@ async def _in_bucket(store: ObjectStore, prefix: str) -> list[Segment]:
 
 
 def _signal(name: str) -> str:
-    """Names that are no plain ones are forwarded as hexadecimal digits behind an x."""
+    """Names that are no plain ones are forwarded as hexadecimal digits behind an x.
+
+    A plain one may look the same: what it would stand for is a plain name then, which is forwarded as it is.
+    """
     if name.startswith("x"):
         try:
-            return bytes.fromhex(name[1:]).decode()
+            found = bytes.fromhex(name[1:]).decode()
         except ValueError:
             return name
+        return name if not found or _PLAIN.fullmatch(found) else found
     return name
 
 

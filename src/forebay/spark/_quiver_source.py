@@ -26,12 +26,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from forebay.errors import UsageError
+from forebay.errors import ForebayError, FormatError, UsageError
+from forebay.spark._bundles import bundles
 from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._columns import arrow_schema, check_schema
 from forebay.spark._errors import DataLossFound, with_hints
-from forebay.spark._options import QUIVER_READ, Options
-from forebay.spark._quiver_columns import merged, rows_of, schema_in
+from forebay.spark._options import QUIVER_READ, Options, check_times
+from forebay.spark._quiver_columns import asked_for, merged, rows_of, schema_in
 from forebay.spark._quiver_segments import (
     Numbers,
     Segment,
@@ -44,8 +45,8 @@ from forebay.spark._quiver_segments import (
 
 __all__ = ["QuiverBatchReader", "QuiverOptions", "QuiverStreamReader", "quiver_schema"]
 
-TASK_BYTES: Final = 32 * 1024 * 1024
-"""Bytes at which a task has enough to read."""
+NEVER_NULL: Final = frozenset({"_source", "_segment", "_signal"})
+"""Columns that every row has."""
 SCHEMAS_LOOKED_AT_MAX: Final = 200
 """Forwarded segments whose schema is looked at: the newest of all sources and signals."""
 
@@ -78,12 +79,14 @@ class QuiverOptions:
         if start not in ("earliest", "latest") or (start == "latest" and not streaming):
             hint = "earliest or latest" if streaming else "startingTimestamp chooses rows of a batch by time"
             raise UsageError(f"startingOffsets is {start!r}", hint=hint)
+        since_ms, until_ms = options.moment("startingTimestamp"), options.moment("endingTimestamp")
+        check_times(since_ms, until_ms)
         return cls(
             options.deployment,
             options.given("prefix"),
             options.given("signal"),
-            options.moment("startingTimestamp"),
-            options.moment("endingTimestamp"),
+            since_ms,
+            until_ms,
             start == "latest",
             options.flag("failOnDataLoss", True),
             options.count("maxOffsetsPerTrigger"),
@@ -107,16 +110,24 @@ class QuiverOptions:
 
 def quiver_schema(options: QuiverOptions) -> StructType | None:
     """All columns of the store as it is; None where it holds nothing yet."""
-    return _offered(options, options.find())
+    schemas = _schemas(options, options.find())
+    return merged(schemas) if schemas else None
 
 
 def check_quiver_schema(options: QuiverOptions, chosen: StructType) -> StructType:
     """The user's schema, if the store has such columns, or nothing yet."""
-    offered = quiver_schema(options)
-    return chosen if offered is None else check_schema(chosen, offered)
+    schemas = _schemas(options, options.find())
+    if not schemas:
+        return chosen
+    try:
+        offered = merged(schemas)
+    except ForebayError:
+        offered = asked_for(schemas, chosen)
+    return check_schema(chosen, offered, NEVER_NULL)
 
 
-def _offered(options: QuiverOptions, segments: Sequence[Segment]) -> StructType | None:
+def _schemas(options: QuiverOptions, segments: Sequence[Segment]) -> list[pa.Schema]:
+    """Oldest first, so that columns come in the order in which they were added."""
     kinds: dict[object, Segment] = {}
     for segment in sorted(segments, key=lambda each: each.number, reverse=True):
         if options.wants(segment):
@@ -126,11 +137,16 @@ def _offered(options: QuiverOptions, segments: Sequence[Segment]) -> StructType 
         chosen = chosen[:SCHEMAS_LOOKED_AT_MAX]
     schemas = []
     for segment, data in zip(chosen, head(options.client, chosen), strict=True):
-        if data is not None:
-            found = schema_in(data)
-            schemas.append(view(options.client, segment).schema if found is None else found)
-    # Oldest first, so that columns come in the order in which they were added.
-    return merged(schemas[::-1]) if schemas else None
+        if data is None:
+            continue
+        try:
+            schemas.append(schema_in(data) or view(options.client, segment).schema)
+        except DataLossFound:
+            continue  # Gone since.
+        except FormatError:
+            if options.fail_on_data_loss:
+                raise
+    return schemas[::-1]
 
 
 @dataclass(frozen=True)
@@ -150,21 +166,8 @@ class _Reading:
     def _tasks(self, segments: Sequence[Segment]) -> list[InputPartition]:
         """Segments in order, bundled by their sizes."""
         wanted = [each for each in segments if self.options.wants(each)]
-        least = self.options.tasks_min
-        total = sum(each.size_bytes for each in wanted)
-        target = TASK_BYTES if least is None else min(TASK_BYTES, max(1, total // least))
-        tasks: list[InputPartition] = []
-        found: list[Segment] = []
-        taken = 0
-        for segment in wanted:
-            found.append(segment)
-            taken += segment.size_bytes
-            if taken >= target:
-                tasks.append(QuiverTask(tuple(found)))
-                found, taken = [], 0
-        if found:
-            tasks.append(QuiverTask(tuple(found)))
-        return tasks
+        sizes = [each.size_bytes for each in wanted]
+        return [QuiverTask(bundle) for bundle in bundles(wanted, sizes, self.options.tasks_min)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
@@ -179,6 +182,11 @@ class _Reading:
                         self._lost(_damaged(segment, found.bad_parts))
                 except DataLossFound as loss:
                     self._lost(loss)
+                    continue
+                except FormatError as error:
+                    if options.fail_on_data_loss:
+                        raise
+                    log.warning("data loss: %s, %s", segment.where, error.message)
                     continue
                 yield from rows_of(found, segment, schema, options.since_ms, options.until_ms)
 

@@ -9,6 +9,7 @@ Reads the bucket only. What is still in the local tier of a broker comes with th
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -28,10 +29,10 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from forebay.errors import UsageError
 from forebay.formats.osiris_entry import decode_records
 from forebay.spark._clients import Client, Deployment, client
-from forebay.spark._columns import BATCH_BYTES, BATCH_ROWS_MAX, arrow_schema, exact
+from forebay.spark._columns import BATCH_BYTES, BATCH_ROWS_MAX, arrow_schema, exact, timestamps
 from forebay.spark._errors import DataLossFound, with_hints
-from forebay.spark._options import STREAM_READ, Options, is_number
-from forebay.stream import Overtaken, Spec, StreamReader
+from forebay.spark._options import STREAM_READ, Options, check_range, is_number
+from forebay.stream import OffsetOutOfRange, Overtaken, Spec, StreamReader
 
 __all__ = ["STREAM_SCHEMA", "StreamBatchReader", "StreamOptions", "StreamStreamReader"]
 
@@ -73,13 +74,19 @@ class StreamOptions:
             raise UsageError("no stream is named", hint='.option("subscribe", "orders")')
         if streaming and options.given("endingOffsets"):
             raise UsageError("a stream has no ending offsets", hint="use trigger(availableNow=True)")
-        start = options.text("startingOffsets", "latest" if streaming else "earliest")
-        end = options.text("endingOffsets", "latest")
+        first = options.text("startingOffsets", "latest" if streaming else "earliest")
+        if not streaming and first.lower() == "latest":
+            raise UsageError(
+                "startingOffsets of a batch is latest", hint="a batch from the latest on is empty"
+            )
+        start = _offset(first, "startingOffsets", {"earliest": None, "latest": -1})
+        end = _offset(options.text("endingOffsets", "latest"), "endingOffsets", {"latest": None})
+        check_range(start, end)
         return cls(
             options.deployment,
             stream,
-            _offset(start, "startingOffsets", {"earliest": None, "latest": -1}),
-            _offset(end, "endingOffsets", {"latest": None}),
+            start,
+            end,
             options.flag("failOnDataLoss", True),
             options.count("maxOffsetsPerTrigger"),
             options.count("minPartitions"),
@@ -111,7 +118,7 @@ class _Reading:
 
     @property
     def _client(self) -> Client:
-        return client(self.options.deployment)
+        return client(self.options.deployment, reading=True)
 
     def _look(self) -> tuple[int, int]:
         """The first offset there is, and the one behind the last."""
@@ -124,10 +131,10 @@ class _Reading:
         if start < min(first, end) or max(start, end) > following:
             self._lost(start, first, following)
             start, end = max(start, first), min(end, following)
-        rows = TASK_ROWS
-        if self.options.tasks_min is not None:
-            rows = max(1, min(rows, -(-(end - start) // self.options.tasks_min)))
-        return [StreamTask(low, min(low + rows, end)) for low in range(start, end, rows)]
+        rows = max(0, end - start)
+        count = max(-(-rows // TASK_ROWS), min(rows, self.options.tasks_min or 0))
+        bounds = [start + rows * number // count for number in range(count)]
+        return [StreamTask(low, high) for low, high in itertools.pairwise([*bounds, end])]
 
     def _lost(self, start: int, first: int, following: int) -> None:
         reason = f"the stream has offsets {first} to {following - 1}"
@@ -155,7 +162,7 @@ class _Reading:
         start = task.start
         while start < task.end:
             try:
-                async for chunk in reader.chunks(Spec("offset", start)):
+                async for chunk in reader.chunks(await self._attached(reader, start)):
                     header = chunk.header
                     low = max(start - header.chunk_id, 0)
                     high = min(task.end - header.chunk_id, header.records)
@@ -174,7 +181,20 @@ class _Reading:
                 log.warning("data loss: %s", error.message)
                 start = error.resume_offset
             else:
+                if reader.next_offset < task.end:
+                    self._lost(start, reader.first_offset, reader.next_offset)
                 return
+
+    async def _attached(self, reader: StreamReader, offset: int) -> int:
+        """The chunk that holds an offset. Retention may have been faster than this task since it was planned,
+        and a reader that begins anywhere begins with what is there: raises `Overtaken` where it is gone."""
+        try:
+            place = await reader.attach(Spec("abs", offset))
+        except OffsetOutOfRange as error:
+            place = error.first_offset if offset < error.first_offset else error.next_offset
+        if place > offset:
+            raise Overtaken(self.options.stream, offset=offset, resume_offset=place)
+        return place
 
 
 class _Columns:
@@ -199,12 +219,12 @@ class _Columns:
         parts, rows = self._parts, self.rows
         self._parts, self.rows, self._bytes = [], 0, 0
         offsets = [np.arange(first, first + len(values)) for values, first, _ in parts]
-        times = [np.full(len(values), time_ms * 1000, np.int64) for values, _, time_ms in parts]
+        times = [np.full(len(values), time_ms, np.int64) for values, _, time_ms in parts]
         made = {
             "value": lambda: pa.concat_arrays([values for values, _, _ in parts]),
             "stream": lambda: pa.repeat(pa.scalar(self._stream, pa.string()), rows),
             "offset": lambda: pa.array(np.concatenate(offsets)),
-            "timestamp": lambda: pa.array(np.concatenate(times)).cast(pa.timestamp("us", tz="UTC")),
+            "timestamp": lambda: timestamps(np.concatenate(times), pa.timestamp("us", tz="UTC")),
         }
         arrays = [exact(made[field.name.lower()](), field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
