@@ -10,12 +10,19 @@ import pytest
 from pyspark.sql.types import StringType, StructType
 
 import forebay
-from forebay.errors import UsageError
-from forebay.log import Publications, StagedAppend, partition_of
-from forebay.spark import _log_sink
-from forebay.spark._buffer_sink import BufferSinkOptions
+from forebay.errors import Unavailable, UsageError
+from forebay.log import LogWriter, Publications, StagedAppend, partition_of
+from forebay.spark import _buffer_sink, _log_sink
+from forebay.spark._buffer_publication import QueuePublications
+from forebay.spark._buffer_sink import BufferBatchWriter, BufferSinkOptions, StagedBatches
 from forebay.spark._clients import Client, Deployment, client
-from forebay.spark._log_sink import ROWS_PER_PARTITION, LogSinkOptions, _Task
+from forebay.spark._log_sink import (
+    ROWS_PER_PARTITION,
+    LogBatchWriter,
+    LogSinkOptions,
+    StagedRows,
+    _Task,
+)
 from forebay.spark._options import Options
 from forebay.spark._source import ForebaySource
 
@@ -105,6 +112,37 @@ def test_rows_are_routed_with_enough_others_of_their_partition(
     assert [least <= rows < least + 100 for rows in routed[1:-1]] == [True] * (len(routed) - 2)
 
 
+async def down(*arguments: object, **named: object) -> None:
+    raise Unavailable("the store does not answer")
+
+
+def test_a_write_that_is_published_has_not_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever is told that it has writes it again, under another name: twice."""
+    options = LogSinkOptions(Deployment(str(tmp_path)), "t", 1, "none", None)
+    task = _Task(options, client(options.deployment, options.codec), 0)
+    task.add(pa.RecordBatch.from_pydict({"value": [b"a"]}))
+    task.flush()
+    writer = LogBatchWriter(options)
+    with monkeypatch.context() as broken:
+        broken.setattr(LogWriter, "materialize_idle", down)
+        broken.setattr(Publications, "forget", down)
+        writer.commit([StagedRows(writer.name, tuple(task.staged), 1)])
+    assert found(tmp_path, "t") == {0: [b"a"]}
+
+
+def test_a_write_that_is_enqueued_has_not_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = Options({"path": str(tmp_path), "engine": "buffer"})
+    options = BufferSinkOptions.parse(given, StructType().add("value", "binary"))
+    task = _buffer_sink._Task(options, client(options.deployment))
+    task.add(pa.RecordBatch.from_pydict({"value": [b"a"]}))
+    task.flush()
+    writer = BufferBatchWriter(options)
+    monkeypatch.setattr(QueuePublications, "forget", down)
+    writer.commit([StagedBatches(writer.name, tuple(task.staged), 1)])
+    opened = client(options.deployment)
+    assert opened.run(opened.buffer(options.config).stats()).entries == 1
+
+
 def test_times_finer_than_milliseconds_are_rounded_down() -> None:
     # What `current_timestamp()` gives, and a time before 1970, which is not rounded up.
     batch = pa.RecordBatch.from_pydict(
@@ -127,6 +165,23 @@ def test_a_write_id_that_is_no_name_is_refused_before_anything_is_staged(engine:
     assert parse(options, schema).write_id is None
     with pytest.raises(UsageError, match="writeId"):
         parse(Options(dict(options._given) | {"writeId": given}), schema)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"topic": "a/b"}, "topic name 'a/b'"),
+        ({"topic": ""}, "''"),
+        ({"partitions": "100001"}, "partitions is"),
+    ],
+)
+def test_a_topic_that_cannot_be_is_refused_before_anything_is_staged(
+    given: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        LogSinkOptions.parse(
+            Options({"path": "data", "topic": "t"} | given), StructType().add("value", StringType())
+        )
 
 
 @pytest.mark.parametrize("engine", ["log", "buffer"])

@@ -11,6 +11,7 @@ Rows: `value`, and optionally `metadata`: neighbouring rows with the same one sh
 
 from __future__ import annotations
 
+import contextlib
 import random
 import uuid
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from forebay.buffer import BufferConfig
-from forebay.errors import OutcomeUnknown, Unavailable, UsageError
+from forebay.errors import ForebayError, OutcomeUnknown, Unavailable, UsageError
 from forebay.formats import buffer_batch
 from forebay.formats.buffer_batch import Compression
 from forebay.formats.buffer_manifest import Metadata, NewEntry
@@ -188,7 +189,9 @@ class _Writing:
         batches = [each for message in staged for each in message.batches]
         with with_hints():
             opened.run(publications.publish(staged[0].name, batch, batches))
-            if forget:
+        if forget:
+            # It is enqueued whatever becomes of this: a record that stays takes up room and does no harm.
+            with contextlib.suppress(ForebayError):
                 opened.run(publications.forget(staged[0].name))
 
 

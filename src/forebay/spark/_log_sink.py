@@ -37,6 +37,7 @@ from pyspark.sql.types import StructType
 from forebay.errors import ForebayError, UsageError
 from forebay.formats.bytes_batch import HEADERS_TYPE, BytesBatch, Codec
 from forebay.log import AppendGroup, Catalog, Publications, Published, StagedAppend, stage
+from forebay.log._keys import PARTITION_MAX, validate_topic
 from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._errors import with_hints
 from forebay.spark._options import WRITE, Options
@@ -81,13 +82,18 @@ class LogSinkOptions:
         check_columns(schema, COLUMNS, of="a sink")
         if options.given("topic") is None and "topic" not in schema.fieldNames():
             raise UsageError("no topic is named", hint='.option("topic", "orders"), or a column topic')
+        if (topic := options.given("topic")) is not None:
+            validate_topic(topic)
+        partitions = options.count("partitions") or 1
+        if partitions > PARTITION_MAX + 1:
+            raise UsageError(f"partitions is {partitions}", hint=f"a topic has up to {PARTITION_MAX + 1}")
         codec = options.text("compression", "none").lower()
         if codec not in ("none", "zstd"):
             raise UsageError(f"compression is {codec!r}", hint="none or zstd")
         return cls(
             options.deployment,
-            options.given("topic"),
-            options.count("partitions") or 1,
+            topic,
+            partitions,
             cast("Codec", codec),
             options.identifier("writeId"),
         )
@@ -270,9 +276,11 @@ class _Writing:
         with with_hints():
             published = opened.run(publications.publish(staged[0].name, batch, appends))
             self._check_topics(appends, published)
+        # It is published whatever becomes of the rest, which spares others work: were it to fail, a write
+        # that is done would be tried again.
+        with contextlib.suppress(ForebayError):
             opened.run(opened.bay.writer.materialize_idle(idle_ms=0))
         if forget:
-            # It is published whatever becomes of this: a record that stays takes up room and does no harm.
             with contextlib.suppress(ForebayError):
                 opened.run(publications.forget(staged[0].name))
 
