@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pwd
+import shlex
 import shutil
 import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +104,7 @@ def test_cores_that_are_no_number_are_refused(cores: Any) -> None:
 
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in a container whose user has no home."""
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(_session, "_is_running", lambda: False)
     monkeypatch.setattr(_session, "find_java", lambda: _java.Java(tmp_path, 17, "17.0.1"))
     for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_CONF_DIR", "SPARK_REMOTE"):
         monkeypatch.setenv(name, "")
@@ -111,6 +114,37 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError, match="file/spark cannot be written") as caught:
         forebay.spark.session()
     assert "FOREBAY_CACHE_DIR" in caught.value.hint
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("FOREBAY_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(UsageError, match="no home directory") as caught:
+        _java.cache_directory()
+    assert "FOREBAY_CACHE_DIR" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["cache", "my cache"])
+def test_any_directory_may_be_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FOREBAY_CACHE_DIR", name)
+    assert _java.cache_directory() == tmp_path / name / "spark"
+    settings = _session._settings(1, _java.Java(tmp_path, 17, "17.0.1"), fast_start=True, master="local")
+    flags = shlex.split(settings["spark.driver.extraJavaOptions"])  # As Spark's launcher takes it apart.
+    assert all(each.startswith("-") for each in flags)
+    assert f"{tmp_path / name}/spark/classes-" in next(each for each in flags if "ArchiveClasses" in each)
+
+
+def test_a_process_without_stderr_starts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with _session._quiet() as output:
+        os.write(2, b"said")
+        output.seek(0)
+        assert output.read() == b"said"
 
 
 def test_a_setting_that_spark_would_ignore_is_refused() -> None:
@@ -162,6 +196,46 @@ def test_the_session_is_quiet_local_and_ours(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.sparkContext.master == "local[2,3]"
     assert forebay.spark.session() is spark or forebay.spark.session().sparkContext is spark.sparkContext
+
+
+def test_another_thread_gets_the_session_as_it_is(spark: SparkSession) -> None:
+    """An active session is one of a thread's: another one set everything back to what it is at the start."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            other = threads.submit(forebay.spark.session).result()
+        assert other.sparkContext is spark.sparkContext
+        assert spark.conf.get("spark.sql.session.timeZone") == "Europe/Berlin"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(before))
+
+
+@pytest.mark.parametrize(
+    ("variable", "conf", "kind"),
+    [
+        ({"SPARK_REMOTE": "sc://127.0.0.1:1"}, "spark_master='local[1]'", "pyspark.sql.session"),
+        pytest.param(
+            {"SPARK_API_MODE": "connect"}, "cores=1", "pyspark.sql.connect.session", marks=pytest.mark.nightly
+        ),
+    ],
+)
+def test_what_the_caller_says_and_the_mode_of_the_environment_hold(
+    java: None, variable: dict[str, str], conf: str, kind: str
+) -> None:
+    if "SPARK_API_MODE" in variable:
+        pytest.importorskip("grpc_status", reason="pip install 'forebay[connect]'")
+    script = (
+        "import forebay.spark\n"
+        f"s = forebay.spark.session(fast_start=True, {conf})\n"
+        "print('found', s.range(3).count(), type(s).__module__)\n"
+        "s.stop()\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+    told = subprocess.run(
+        [sys.executable, "-c", script], env={**kept, **variable}, capture_output=True, text=True, check=True
+    )
+    assert f"found 3 {kind}" in told.stdout
 
 
 def test_workers_run_this_python_and_import_the_installed_pyspark(spark: SparkSession) -> None:

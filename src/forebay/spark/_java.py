@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from forebay.errors import Unsupported
+from forebay.errors import Unsupported, UsageError
 
 __all__ = ["JAVA_VERSION_MIN", "Java", "cache_directory", "find_java"]
 
@@ -77,9 +77,14 @@ def find_java() -> Java:
 def cache_directory() -> Path:
     """`FOREBAY_CACHE_DIR`, else `XDG_CACHE_HOME/forebay`, else `~/.cache/forebay`; of Spark's things."""
     if own := os.environ.get("FOREBAY_CACHE_DIR"):
-        return Path(own) / "spark"
+        return Path(own).absolute() / "spark"
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "forebay" / "spark"
+    try:
+        return (Path(base) if base else Path.home() / ".cache").absolute() / "forebay" / "spark"
+    except RuntimeError as error:  # A user of a container who is in no list of users.
+        raise UsageError(
+            "this user has no home directory", hint="FOREBAY_CACHE_DIR names a directory for what Spark needs"
+        ) from error
 
 
 def _homes() -> list[tuple[str, Path]]:

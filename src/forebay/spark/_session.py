@@ -121,15 +121,13 @@ def session(
         raise UsageError(f"cores is {cores!r}", hint="a number from 1 on, or None for all of the machine")
     try:
         from pyspark.sql import SparkSession
+        from pyspark.sql.utils import is_remote
     except ImportError as error:
         raise Unsupported("PySpark is not installed", hint="pip install 'forebay[spark]'") from error
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     chosen = {_setting(name): _value(value) for name, value in conf.items()}
-    remote = chosen.pop(
-        "spark.remote", "" if "spark.master" in chosen else os.environ.get("SPARK_REMOTE", "")
-    )
-    active = SparkSession.getActiveSession()
-    if active is None and (not remote or remote.startswith("local")):
+    remote = _remote(chosen)
+    if not _is_running() and (not remote or remote.startswith("local")):
         submitted = _submitted()
         master = chosen.get("spark.master") or submitted.get("spark.master", "local")
         try:
@@ -152,11 +150,28 @@ def session(
             spark = builder.getOrCreate()
         except Exception as error:
             raise _not_started(error, output) from error
-    if not remote:
+    if not is_remote():  # `SPARK_API_MODE` makes any session one of Spark Connect.
         _ship(spark)
         _tell_slots(spark)
     _register(spark)
     return spark
+
+
+def _remote(chosen: dict[str, str]) -> str:
+    """The server of Spark Connect that is to be used, taken out of what was chosen; empty where there is
+    none. Spark refuses to be given a master as well: what the caller says stands."""
+    if "spark.master" in chosen and "spark.remote" not in chosen:
+        os.environ.pop("SPARK_REMOTE", None)
+    return chosen.pop("spark.remote", os.environ.get("SPARK_REMOTE", ""))
+
+
+def _is_running() -> bool:
+    """Whether this process has a session. Spark knows an active one by thread: in another thread there is
+    none, and starting one there would only set what the caller has set to what we set."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    return SparkContext._active_spark_context is not None or SparkSession.getActiveSession() is not None
 
 
 def _submitted() -> dict[str, str]:
@@ -256,7 +271,7 @@ def _settings(cores: int | None, java: Java, fast_start: bool, master: str) -> d
     if fast_start:
         flags += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *_class_archive(java)]
     settings = {
-        "spark.driver.extraJavaOptions": " ".join(flags),
+        "spark.driver.extraJavaOptions": shlex.join(flags),
         "spark.driver.memory": f"{_driver_memory() >> 20}m",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -306,7 +321,8 @@ def _class_archive(java: Java) -> list[str]:
 def _quiet() -> Iterator[IO[bytes]]:
     """Send what the JVM prints at its start into a file. It keeps the descriptor, so the file must last."""
     with tempfile.TemporaryFile(prefix="forebay-spark-") as output:
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         try:
             kept = os.dup(2)
         except OSError:  # No stderr at all, as in some services.
