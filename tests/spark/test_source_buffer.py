@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from tests.spark.bed import golden, run
 
-from forebay.buffer import BufferConfig, BufferStats, Consumer, Fenced, Producer, Reader
+from forebay.buffer import BatchMissing, BufferConfig, BufferStats, Consumer, Fenced, Producer, Reader
 from forebay.errors import NotFound, UsageError
 from forebay.spark import DataLossFound
 from forebay.spark._buffer_source import BUFFER_SCHEMA, BufferBatchReader, BufferOptions, BufferStreamReader
@@ -159,6 +159,54 @@ def test_batches_that_somebody_consumed_are_a_loss_or_are_skipped(tmp_path: Path
     assert [row["value"] for row in found] == [b"b", b"c"]
     with pytest.raises(DataLossFound, match="has only reached 3"):
         lenient.partitions({"sequence": 0}, {"sequence": 9})
+
+
+def consume(queue: Path, count: int) -> None:
+    async def work() -> None:
+        async with Consumer(BufferConfig(url=str(queue), gc_enabled=False)) as consumer:
+            await consumer.initialize()
+            for _ in range(count):
+                await consumer.next_batch()
+            await consumer.ack_through(count - 1)
+
+    asyncio.run(work())
+
+
+def test_a_stream_that_has_lost_batches_shuts_nobody_out_for_it(tmp_path: Path) -> None:
+    produce(tmp_path, *[[b"%d" % number] for number in range(6)])
+    consume(tmp_path, 4)
+    before = stats(tmp_path).epoch
+    with pytest.raises(DataLossFound, match="consumed the batches up to 3"):
+        stream(tmp_path, acknowledge=True).latestOffset({"sequence": 2}, ReadAllAvailable())
+    assert stats(tmp_path).epoch == before
+
+
+def test_a_stream_skips_more_lost_batches_than_it_reads_at_once(tmp_path: Path) -> None:
+    """It acknowledged what it had never been given, and ended."""
+    produce(tmp_path, *[[b"%d" % number] for number in range(6)])
+    consume(tmp_path, 4)
+    source = stream(tmp_path, acknowledge=True, failOnDataLoss=False)
+    place, found = {"sequence": 0}, []
+    while (end := source.latestOffset(place, ReadMaxRows(2))) != place:
+        source.commit(place)
+        found += rows(source, source.partitions(place, end))
+        place = end
+    source.commit(place)
+    assert [row["value"] for row in found] == [b"4", b"5"]
+    assert stats(tmp_path).entries == 0
+
+
+def test_a_batch_whose_object_is_gone_or_damaged_fails_or_is_skipped(tmp_path: Path) -> None:
+    produce(tmp_path, [b"a"], [b"b"], [b"c"])
+    strict, lenient = stream(tmp_path), stream(tmp_path, failOnDataLoss=False)
+    tasks = strict.partitions({"sequence": 0}, {"sequence": 3})
+    gone, damaged, _ = sorted((tmp_path / "ingest").glob("*.batch"))
+    gone.unlink()
+    damaged.chmod(0o600)
+    damaged.write_bytes(b"other")
+    with pytest.raises(BatchMissing):
+        rows(strict, tasks)
+    assert [row["value"] for row in rows(lenient, tasks)] == [b"c"]
 
 
 def test_a_batch_of_a_queue_that_is_not_there_or_not_that_long_is_no_empty_one(tmp_path: Path) -> None:

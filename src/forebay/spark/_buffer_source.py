@@ -39,8 +39,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from forebay.buffer import BufferConfig, ConsumedBatch, Consumer
-from forebay.errors import NotFound, UsageError
+from forebay.buffer import BatchMissing, BufferConfig, ConsumedBatch, Consumer
+from forebay.errors import ForebayError, FormatError, NotFound, UsageError
 from forebay.formats.buffer_manifest import Entry, Manifest
 from forebay.spark._bundles import bundles
 from forebay.spark._clients import Client, Deployment, client
@@ -169,15 +169,7 @@ class _Reading:
         manifest = self._manifest()
         first = manifest.first_sequence
         if start < min(first, end):
-            loss = DataLossFound(
-                self.options.manifest,
-                start=start,
-                earliest=first,
-                reason=f"somebody consumed the batches up to {first - 1}",
-            )
-            if self.options.fail_on_data_loss:
-                raise loss
-            log.warning("data loss: %s", loss.message)
+            self._consumed(start, first)
         if end > manifest.next_sequence:
             raise DataLossFound(
                 self.options.manifest,
@@ -188,10 +180,16 @@ class _Reading:
         found = [manifest.entry(sequence) for sequence in range(max(start, first), end)]
         return [entry for entry in found if entry is not None]
 
+    def _consumed(self, start: int, first: int) -> None:
+        reason = f"somebody consumed the batches up to {first - 1}"
+        self._lost(DataLossFound(self.options.manifest, start=start, earliest=first, reason=reason))
+
     def _beyond(self, start: int, manifest: Manifest) -> None:
         """The queue ends before the place that is to be read on from: it is not the queue that was read."""
         reached = f"the queue has only reached {manifest.next_sequence}"
-        loss = DataLossFound(self.options.manifest, start=start, earliest=None, reason=reached)
+        self._lost(DataLossFound(self.options.manifest, start=start, earliest=None, reason=reached))
+
+    def _lost(self, loss: ForebayError) -> None:
         if self.options.fail_on_data_loss:
             raise loss
         log.warning("data loss: %s", loss.message)
@@ -204,7 +202,12 @@ class _Reading:
         reader = self._client.buffer(self.options.config)
         with with_hints():
             for entry in partition.entries:
-                yield _rows(self._client.run(reader.read(entry)), schema)
+                try:
+                    found = self._client.run(reader.read(entry))
+                except (BatchMissing, FormatError) as error:
+                    self._lost(error)
+                    continue
+                yield _rows(found, schema)
 
 
 def _rows(batch: ConsumedBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -267,7 +270,7 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         super().__init__(options, schema)
         self._target: int | None = None
         self._consumer: Consumer | None = None
-        self._handed_out = 0
+        self._first = self._handed_out = 0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a new query begins."""
@@ -298,6 +301,8 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             if begin > latest:
                 self._beyond(begin, manifest)
             if self.options.acknowledge:
+                if self._consumer is None and begin < manifest.first_sequence:
+                    self._consumed(begin, manifest.first_sequence)  # Before anybody is shut out for it.
                 self._take_part(begin)
             latest = latest if self._target is None else min(latest, self._target)
             end = self._within(begin, max(begin, latest), limit)
@@ -320,7 +325,8 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         """The sink has everything before `end`: let the queue forget it."""
         through = int(end["sequence"]) - 1
         consumer = self._consumer
-        if consumer is None or through < 0 or through >= self._handed_out:
+        # What was gone before this consumer took over is nothing that it could acknowledge.
+        if consumer is None or through < self._first or through >= self._handed_out:
             return
         acked = consumer.last_acked_sequence
         if acked is None or through > acked:
@@ -336,7 +342,8 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             )
             first = self._manifest().first_sequence
             self._client.run(consumer.initialize(None if begin <= first else begin - 1))
-            self._consumer, self._handed_out = consumer, max(begin, first)
+            self._consumer, self._first = consumer, max(begin, first)
+            self._handed_out = self._first
         else:
             self._client.run(self._consumer.flush())
 
