@@ -274,7 +274,8 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a new query begins."""
-        manifest = self._manifest()
+        with with_hints():
+            manifest = self._manifest()
         start = self.options.start
         if start is None:
             start = manifest.first_sequence
@@ -290,7 +291,8 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Freeze the end: what comes later is for the next run."""
-        self._target = self._manifest().next_sequence
+        with with_hints():
+            self._target = self._manifest().next_sequence
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes."""
@@ -313,7 +315,8 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The end of the queue, for the lag that Spark shows."""
-        return {"sequence": int(self._manifest().next_sequence)}
+        with with_hints():
+            return {"sequence": int(self._manifest().next_sequence)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of one batch."""

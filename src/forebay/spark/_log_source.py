@@ -193,7 +193,8 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Freeze the end: what comes later is for the next run."""
-        self._target = self._look()
+        with with_hints():
+            self._target = self._look()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes."""
@@ -211,7 +212,8 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The end of the log, for the lag that Spark shows: as `latestOffset` has just seen it."""
-        seen = self._last or self._look()
+        with with_hints():
+            seen = self._last or self._look()
         return as_offset({(each.topic, each.partition): each.next for each in seen.offsets})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

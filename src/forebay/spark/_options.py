@@ -8,6 +8,7 @@ pipeline promises. Spark hands options over with lower-cased names and text valu
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ WRITE: Final[Mapping[Engine, tuple[str, ...]]] = {
     "buffer": ("manifest", "prefix", "compression", "writeId", "onUnknown"),
 }
 
+SCHEMES: Final = ("memory", "file", "s3", "gs", "az", "sqlite", "oxia")
+"""Of the URLs of stores and coordinators."""
 DIGITS_MAX: Final = 18
 """Digits of a number among the options: any such fits into 64 bits."""
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -101,7 +104,10 @@ class Options:
             raise UsageError(
                 "the option 'path' is missing", hint='.option("path", "a directory or the URL of a store")'
             )
-        return Deployment(_absolute(path), _absolute(self.text("coordinator", "")) or None)
+        coordinator = self.text("coordinator", "")
+        return Deployment(
+            _absolute(path, "path"), _absolute(coordinator, "coordinator") if coordinator else None
+        )
 
     def check(self, known: tuple[str, ...]) -> None:
         """Raise for an option that this engine does not know, or where there is none at all."""
@@ -180,10 +186,25 @@ def is_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= DIGITS_MAX
 
 
-def _absolute(location: str) -> str:
+def _absolute(location: str, option: str) -> str:
+    """A whole path where it is a directory, as `forebay.connect` takes it."""
     if location.lower().startswith("file:///"):
-        return unquote(urlsplit(location).path)  # A directory, whatever it is called.
-    return location if not location or "://" in location else str(Path(location).absolute())
+        return unquote(urlsplit(location).path)
+    if location.lower().startswith("memory://"):
+        raise UsageError(
+            f"{option} is {location[:200]!r}, which every process has for itself",
+            hint="Spark reads and writes in many: a directory, or a URL that all of them reach",
+        )
+    if "://" in location:
+        return location
+    scheme, colon, _ = location.partition(":")
+    if colon and scheme.lower() in SCHEMES:
+        # As a whole path it would quietly be a directory of this machine.
+        raise UsageError(
+            f"{option} is {location[:200]!r}, neither a URL nor a plain path",
+            hint=f"write {scheme}:// for the URL, or ./{scheme}: for a directory of that name",
+        )
+    return str(Path(os.path.expanduser(location)).absolute())  # noqa: PTH111 - as stores do
 
 
 @dataclass(frozen=True, slots=True)

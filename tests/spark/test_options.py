@@ -1,0 +1,51 @@
+"""Options that all engines have, and what is said where one of them is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import UsageError
+from forebay.spark import ForebaySource
+from forebay.spark._options import Options
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"path": "s3:/bucket/data"}, {"path": "file:/data"}, {"path": "data", "coordinator": "oxia:host:6648"}],
+)
+def test_half_a_url_is_no_directory_of_that_name(given: dict[str, str]) -> None:
+    """Rows went to the disk of this machine."""
+    *_, option = given
+    with pytest.raises(UsageError, match=f"{option} is '.*', neither a URL nor a plain path"):
+        _ = Options(given).deployment
+
+
+@pytest.mark.parametrize("given", [{"path": "memory://x"}, {"path": "data", "coordinator": "memory://"}])
+def test_what_each_process_has_for_itself_is_refused(given: dict[str, str]) -> None:
+    """A write into it was done, and nothing was there."""
+    with pytest.raises(UsageError, match="which every process has for itself"):
+        _ = Options(given).deployment
+
+
+def test_a_directory_is_the_one_that_connect_opens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert Options({"path": "~/data"}).deployment.path == str(tmp_path / "home" / "data")
+    assert Options({"path": "data", "coordinator": "data"}).deployment.coordinator == str(tmp_path / "data")
+    assert Options({"path": "./s3:"}).deployment.path == str(tmp_path / "s3:")
+
+
+@pytest.mark.parametrize("engine", ["log", "buffer", "stream"])
+def test_a_stream_over_a_misspelt_path_shows_what_to_do(tmp_path: Path, engine: str) -> None:
+    """With `availableNow` the end is asked for before the beginning."""
+    given = {"path": str(tmp_path / "typo"), "engine": engine, "subscribe": "t"}
+    if engine == "buffer":
+        del given["subscribe"]
+    source = ForebaySource(given)
+    reader = source.streamReader(source.schema())
+    for ask in ("prepareForTriggerAvailableNow", "initialOffset", "reportLatestOffset"):
+        with pytest.raises(UsageError, match="there is no directory") as caught:
+            getattr(reader, ask)()
+        assert any("the option path" in note for note in caught.value.__notes__)
