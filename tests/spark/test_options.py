@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 
 from forebay.errors import UsageError
 from forebay.spark import ForebaySource
+from forebay.spark._buffer_source import BUFFER_SCHEMA
+from forebay.spark._columns import LOG_SCHEMA
 from forebay.spark._options import Options
+from forebay.spark._stream_source import STREAM_SCHEMA
+
+SCHEMAS = {
+    "log": LOG_SCHEMA,
+    "buffer": BUFFER_SCHEMA,
+    "stream": STREAM_SCHEMA,
+    "quiver": StructType().add("n", "long"),
+}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +48,26 @@ def test_a_directory_is_the_one_that_connect_opens(monkeypatch: pytest.MonkeyPat
     assert Options({"path": "~/data"}).deployment.path == str(tmp_path / "home" / "data")
     assert Options({"path": "data", "coordinator": "data"}).deployment.coordinator == str(tmp_path / "data")
     assert Options({"path": "./s3:"}).deployment.path == str(tmp_path / "s3:")
+
+
+@pytest.mark.parametrize("engine", ["log", "buffer", "stream", "quiver"])
+def test_a_checkpoint_of_another_engine_is_told_as_such(tmp_path: Path, engine: str) -> None:
+    positions: dict[str, dict[str, Any]] = {
+        "log": {"t": {"0": 5}},
+        "buffer": {"sequence": 5},
+        "stream": {"offset": 5},
+        "quiver": {"edge": "1-5"},
+    }
+    given = {"path": str(tmp_path), "engine": engine}
+    if engine in ("log", "stream"):
+        given["subscribe"] = "t"
+    reader = ForebaySource(given).streamReader(SCHEMAS[engine])
+    for other in positions.keys() - {engine}:
+        with pytest.raises(UsageError, match=f"is not one of the engine '{engine}'") as caught:
+            reader.latestOffset(positions[other], ReadAllAvailable())
+        assert any("new checkpoint" in note for note in caught.value.__notes__)
+        with pytest.raises(UsageError, match=f"is not one of the engine '{engine}'"):
+            reader.partitions(positions[other], positions[other])
 
 
 @pytest.mark.parametrize("engine", ["log", "buffer", "stream"])

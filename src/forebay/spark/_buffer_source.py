@@ -16,7 +16,7 @@ nor go on. What makes rows exactly once is the sink, by the ids of query and bat
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -45,7 +45,7 @@ from forebay.formats.buffer_manifest import Entry, Manifest
 from forebay.spark._bundles import bundles
 from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._columns import arrow_schema, exact, timestamps
-from forebay.spark._errors import DataLossFound, with_hints
+from forebay.spark._errors import DataLossFound, own_position, with_hints
 from forebay.spark._options import BUFFER_READ, Options, check_range, is_number
 
 __all__ = ["BUFFER_SCHEMA", "BufferBatchReader", "BufferOptions", "BufferStreamReader"]
@@ -130,6 +130,12 @@ def _sequence(text: str, option: str, words: dict[str, int | None]) -> int | Non
     if not is_number(text):
         raise UsageError(f"{option} is {text[:200]!r}", hint="earliest, latest or a sequence")
     return int(text)
+
+
+def _place(offset: Mapping[str, Any]) -> int:
+    """Of a position as Spark keeps it."""
+    with own_position("buffer"):
+        return int(offset["sequence"])
 
 
 @dataclass(frozen=True)
@@ -296,8 +302,8 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes."""
-        begin = int(start["sequence"])
         with with_hints():
+            begin = _place(start)
             manifest = self._manifest()
             latest = manifest.next_sequence
             if begin > latest:
@@ -321,12 +327,12 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of one batch."""
         with with_hints():
-            entries = self._entries(int(start["sequence"]), int(end["sequence"]))
+            entries = self._entries(_place(start), _place(end))
             return [*tasks_of(entries, self.options.tasks_min)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """The sink has everything before `end`: let the queue forget it."""
-        through = int(end["sequence"]) - 1
+        through = _place(end) - 1
         consumer = self._consumer
         # What was gone before this consumer took over is nothing that it could acknowledge.
         if consumer is None or through < self._first or through >= self._handed_out:

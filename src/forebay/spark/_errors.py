@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, UsageError
 
-__all__ = ["DataLossFound", "with_hints"]
+__all__ = ["DataLossFound", "own_position", "with_hints"]
 
 
 @contextlib.contextmanager
@@ -20,6 +20,18 @@ def with_hints() -> Iterator[None]:
         if error.hint and note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         raise
+
+
+@contextlib.contextmanager
+def own_position(engine: str) -> Iterator[None]:
+    """Raise `UsageError` for a position in a checkpoint that another engine wrote."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the position in the checkpoint is not one of the engine {engine!r}",
+            hint="it was begun with other options; give those, or begin with a new checkpoint",
+        ) from error
 
 
 class DataLossFound(ForebayError):

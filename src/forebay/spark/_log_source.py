@@ -198,8 +198,8 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes."""
-        begin = from_offset(start)
         with with_hints():
+            begin = from_offset(start)
             seen = self._target or self._seen()
             self._check_named(seen, start)
             latest = self._reachable(begin, seen)

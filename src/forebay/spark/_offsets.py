@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from forebay.errors import UsageError
+from forebay.spark._errors import own_position
 
 __all__ = [
     "EARLIEST",
@@ -52,11 +53,12 @@ def as_offset(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]
 
 def from_offset(offset: Mapping[str, Mapping[str, int]]) -> Offsets:
     """What `as_offset` was given."""
-    return {
-        (topic, int(partition)): int(position)
-        for topic, partitions in offset.items()
-        for partition, position in partitions.items()
-    }
+    with own_position("log"):
+        return {
+            (topic, int(partition)): int(position)
+            for topic, partitions in offset.items()
+            for partition, position in partitions.items()
+        }
 
 
 def parse_positions(text: str, option: str) -> Offsets:

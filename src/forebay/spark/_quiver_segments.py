@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import FormatError, NotFound, Unavailable, UsageError
 from forebay.spark._clients import Client
-from forebay.spark._errors import DataLossFound
+from forebay.spark._errors import DataLossFound, own_position
 
 if TYPE_CHECKING:
     from forebay.quiver import SegmentView
@@ -108,7 +108,8 @@ def as_offset(positions: Positions) -> dict[str, str]:
 
 def from_offset(offset: Mapping[str, Any]) -> dict[str, Numbers]:
     """What `as_offset` was given."""
-    return {source: Numbers.parse(text) for source, text in offset.items()}
+    with own_position("quiver"):
+        return {source: Numbers.parse(text) for source, text in offset.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,8 +243,8 @@ class QuiverStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes."""
-        begin = from_offset(start)
         with with_hints():
+            begin = from_offset(start)
             self._last = self.options.find() if self._target is None else self._target
         new = [each for each in self._last if each.number not in begin.get(each.source, Numbers())]
         return as_offset(_including(begin, self._within(new, limit)))
@@ -256,8 +256,8 @@ class QuiverStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of one batch."""
-        before, after = from_offset(start), from_offset(end)
         with with_hints():
+            before, after = from_offset(start), from_offset(end)
             there = {(each.source, each.number): each for each in self.options.find()}
             chosen = []
             for source in sorted(after):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from forebay.errors import UsageError
 from forebay.formats.osiris_entry import decode_records
 from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._columns import BATCH_BYTES, BATCH_ROWS_MAX, arrow_schema, exact, timestamps
-from forebay.spark._errors import DataLossFound, with_hints
+from forebay.spark._errors import DataLossFound, own_position, with_hints
 from forebay.spark._options import STREAM_READ, Options, check_range, is_number
 from forebay.stream import OffsetOutOfRange, Overtaken, Spec, StreamReader
 
@@ -99,6 +99,12 @@ def _offset(text: str, option: str, words: dict[str, int | None]) -> int | None:
     if not is_number(text):
         raise UsageError(f"{option} is {text[:200]!r}", hint=f"{' or '.join(words)} or an offset")
     return int(text)
+
+
+def _place(offset: Mapping[str, Any]) -> int:
+    """Of a position as Spark keeps it."""
+    with own_position("stream"):
+        return int(offset["offset"])
 
 
 @dataclass(frozen=True)
@@ -272,8 +278,8 @@ class StreamStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes."""
-        begin = int(start["offset"])
         with with_hints():
+            begin = _place(start)
             first, latest = self._look() if self._target is None else self._target
             if begin > latest:
                 self._lost(begin, first, latest)
@@ -290,4 +296,4 @@ class StreamStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of one batch."""
         with with_hints():
-            return self._tasks(int(start["offset"]), int(end["offset"]))
+            return self._tasks(_place(start), _place(end))
