@@ -128,6 +128,9 @@ def test_what_retention_takes_between_plan_and_task_is_a_loss_or_is_skipped(tmp_
     with pytest.raises(DataLossFound, match="offset 0 cannot be read any more, the earliest offset is 40"):
         rows(strict, tasks)
     assert rows(lenient, tasks) == EVERY[40:]
+    parsed = StreamOptions.parse(options(bucket, failOnDataLoss=False), streaming=True)
+    following = StreamStreamReader(parsed, STREAM_SCHEMA).latestOffset({"offset": 3}, ReadMaxRows(5))
+    assert following == {"offset": 45}, "what is gone uses up no limit"
     with pytest.raises(DataLossFound, match="has offsets 40 to 49"):
         rows(strict, [StreamTask(45, 60)])
 

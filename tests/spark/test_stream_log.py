@@ -212,6 +212,19 @@ def test_a_log_that_is_shorter_than_the_checkpoint_is_reported(
     assert "the log ends at 6" in caplog.text
 
 
+def test_what_was_trimmed_uses_up_no_limit(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    fill(data, "t", 0, [b"a"] * 1_000)
+    with forebay.connect(data) as bay:
+        bay.trim("t", partition=0, offset=991)
+    start = {"t": {"0": 1}}
+    lenient = reader(data, subscribe="t", failOnDataLoss=False)
+    assert lenient.latestOffset(start, ReadMaxRows(4)) == {"t": {"0": 995}}
+    strict = reader(data, subscribe="t")
+    with pytest.raises(DataLossFound, match="the earliest offset is 991"):
+        strict.partitions(start, strict.latestOffset(start, ReadMaxRows(4)))
+
+
 def test_a_stream_takes_no_ending_offsets(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no ending offsets"):
         reader(tmp_path, subscribe="t", endingOffsets="latest")

@@ -313,7 +313,9 @@ class BufferStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
                     self._consumed(begin, manifest.first_sequence)  # Before anybody is shut out for it.
                 self._take_part(begin)
             latest = latest if self._target is None else min(latest, self._target)
-            end = self._within(begin, max(begin, latest), limit)
+            # What others consumed uses up no limit.
+            origin = max(begin, min(manifest.first_sequence, latest))
+            end = self._within(origin, max(begin, latest), limit)
             if self._consumer is not None and end > self._handed_out:
                 self._client.run(self._consumer.next_descriptors(end - self._handed_out))
                 self._handed_out = end

@@ -202,6 +202,11 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
             begin = from_offset(start)
             seen = self._target or self._seen()
             self._check_named(seen, start)
+            # What was trimmed uses up no limit: a query that may skip it would do so in thousands of batches.
+            for each in seen.offsets:
+                key = each.topic, each.partition
+                if key in begin:
+                    begin[key] = max(begin[key], each.earliest)
             latest = self._reachable(begin, seen)
             if isinstance(limit, ReadMaxRows):
                 latest = share(begin, latest, limit.max_rows)

@@ -285,7 +285,8 @@ class StreamStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
                 self._lost(begin, first, latest)
         end = max(begin, latest)
         if isinstance(limit, ReadMaxRows):
-            end = min(end, begin + limit.max_rows)
+            # What retention took uses up no limit.
+            end = min(end, max(begin, first) + limit.max_rows)
         return {"offset": int(end)}
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
