@@ -68,6 +68,31 @@ def test_a_request_is_the_same_there_and_back(signal: str, seed: int, items: int
     assert canonical(signal, *found) == canonical(signal, request)
 
 
+@pytest.mark.parametrize("empty", [0, 70_000])
+def test_more_resources_than_ids_have_numbers_keep_their_items(empty: int) -> None:
+    # Each request has fewer, but several are joined before they are sent on.
+    request: Any = SIGNALS["logs"].request()
+    for number in range(empty + 70_000):
+        resource = request.resource_logs.add()
+        scope = resource.scope_logs.add()
+        if number >= empty:
+            resource.resource.attributes.add(key="n").value.int_value = number
+            scope.scope.attributes.add(key="n").value.int_value = number
+            scope.log_records.add(time_unix_nano=number)
+    streams = PayloadStreams("logs", MOST)
+    found = [
+        (log.time_unix_nano, resource.resource.attributes[0].value.int_value, scope.scope.attributes[0].value)
+        for batch in encode("logs", request, "none", "a")
+        for message in decode("logs", streams.read(batch), MOST)
+        for resource in message.resource_logs
+        for scope in resource.scope_logs
+        for log in scope.log_records
+    ]
+    assert [(time, of_resource, of_scope.int_value) for time, of_resource, of_scope in found] == [
+        (each, each, each) for each in range(empty, empty + 70_000)
+    ]
+
+
 def test_times_and_numbers_at_their_ends_survive() -> None:
     request = sample("metrics", 0, items=1)
     metric = request.resource_metrics[0].scope_metrics[0].metrics[0]

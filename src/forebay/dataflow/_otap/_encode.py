@@ -1,7 +1,8 @@
 """From an OTLP request to the tables of batches.
 
-Ids of items have sixteen bits, so a request with more items becomes several batches. What OTLP knows and OTAP
-has no column for is lost: counts of dropped attributes of entities, fields newer than this version.
+Ids of items, resources and scopes have sixteen bits, so a request with more items becomes several batches, and
+each of them counts its resources and scopes anew. What OTLP knows and OTAP has no column for is lost: counts of
+dropped attributes of entities, fields newer than this version.
 """
 
 from __future__ import annotations
@@ -40,24 +41,32 @@ _FIELDS: Final = {
 
 def encode(signal: str, request: Any, codec: str, schema_id: str) -> Iterator[Batch]:
     """The batches of a request, without numbers. `schema_id` must be new to the stream they go into."""
-    rows = list(_items(signal, request))
-    for first in range(0, len(rows), ITEMS_MAX):
+    for number, rows in enumerate(_groups(signal, request)):
         batch = Batch()
-        for kind, table in _ENCODERS[signal](rows[first : first + ITEMS_MAX]).items():
+        for kind, table in _ENCODERS[signal](rows).items():
             # The reference looks streams up by this name alone, so it differs from table to table.
             data = _stream(table, codec)
-            batch.payloads.add(schema_id=f"{schema_id}.{first}.{kind:d}", type=kind, record=data)
+            batch.payloads.add(schema_id=f"{schema_id}.{number}.{kind:d}", type=kind, record=data)
         yield batch
 
 
-def _items(signal: str, request: Any) -> Iterator[Item]:
+def _groups(signal: str, request: Any) -> Iterator[list[Item]]:
+    """The items of each batch. Resources and scopes without items have no number."""
     outer, middle, inner = _FIELDS[signal]
-    scope_number = 0
-    for number, resource in enumerate(getattr(request, outer)):
+    rows: list[Item] = []
+    resources = scopes = 0
+    for resource in getattr(request, outer):
         for scope in getattr(resource, middle):
             for item in getattr(scope, inner):
-                yield Item(number, resource, scope_number, scope, item)
-            scope_number += 1
+                if len(rows) == ITEMS_MAX:
+                    yield rows
+                    rows, resources, scopes = [], 0, 0
+                if rows:
+                    resources += rows[-1].resource_group is not resource
+                    scopes += rows[-1].scope_group is not scope
+                rows.append(Item(resources, resource, scopes, scope, item))
+    if rows:
+        yield rows
 
 
 def _stream(table: pa.RecordBatch, codec: str) -> bytes:
