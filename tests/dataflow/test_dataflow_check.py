@@ -123,6 +123,21 @@ MISTAKES = {
         "grpc_endpoint",
         "not an endpoint",
     ),
+    "endpoint with port 0": (
+        "http://127.0.0.1:4320",
+        "http://127.0.0.1:0",
+        "grpc_endpoint",
+        "not an endpoint",
+    ),
+    "header of bytes": (
+        "timeout",
+        "headers: {token-bin: a}\n      timeout",
+        "token-bin",
+        "gRPC takes no text",
+    ),
+    "header of grpc": ("timeout", "headers: {grpc-timeout: 1S}\n      timeout", "grpc-timeout", "no text"),
+    "half a letter": ("path: ./parquet", 'path: "a\\ud800"', 'path: "a', "half a letter"),
+    "merge key": ("path: ./parquet", "<<: {path: ./parquet}", "<<", "not merged"),
     "mapping for a name": ("- otlp_exporter", "- {a: b}", "- {a: b}", "not the name of a node"),
     "control character": ("# requests", "# \x07", "\x07", "0x07 is not allowed"),
     "files in the store": (
@@ -167,6 +182,34 @@ def test_every_mistake_has_its_line(name: str) -> None:
         each for each in problems if each not in found and not any(part in each.message for part in related)
     ]
     assert not rest, [str(each) for each in rest]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (GOOD[GOOD.index("parquet:\n    kind") : GOOD.index("  otlp_exporter:\n")], "parquet: [a]\n"),
+        (GOOD[GOOD.index("parquet:\n    kind") : GOOD.index("  otlp_exporter:\n")], "parquet: a\n"),
+        ("config:\n      path: ./parquet", "config: [a]"),
+    ],
+)
+def test_one_mistake_has_one_message(old: str, new: str) -> None:
+    problems, _ = check(changed(old, new))
+    assert len(problems) == 1, [str(each) for each in problems]
+
+
+def test_no_message_comes_twice() -> None:
+    old, new = (
+        "    config:\n      path: ./parquet",
+        "    config: {path: ./quiver_data}\n    config.path: ./other",
+    )
+    problems, _ = check(changed(old, new))
+    assert ["used by persistence" in each.message for each in problems] == [True, False]
+
+
+def test_names_of_hosts_may_have_underscores() -> None:
+    # As those of containers often have.
+    plan = load(changed("http://127.0.0.1:4320", "http://otel_collector:4317"))
+    assert plan.nodes["otlp_exporter"].settings.target == "otel_collector:4317"  # type: ignore[union-attr]
 
 
 def test_all_mistakes_are_reported_at_once_in_order() -> None:

@@ -25,6 +25,7 @@ VALUES_MAX: Final = 10_000
 DEPTH_MAX: Final = 32
 """Deepest nesting."""
 
+_MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 _PLAIN_TAGS: Final = frozenset(
     f"tag:yaml.org,2002:{each}" for each in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp")
 )
@@ -139,6 +140,9 @@ class _Builder:
             place = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
             if not isinstance(key_node, yaml.ScalarNode):
                 self._problems.add(place, value.where, "a key is a list or a mapping", "use plain names")
+                continue
+            if key_node.tag == _MERGE_TAG:
+                self._problems.add(place, value.where, "<< is not merged here", "write the keys out")
                 continue
             name = str(key_node.value)
             path = f"{value.where}.{name}" if value.where else name

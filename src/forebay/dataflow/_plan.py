@@ -153,7 +153,7 @@ def _node(name: str, value: Value, nodes: Value, problems: Problems) -> _Draft:
         section.complain("", "not a name for a node", "1 to 48 of A-Z a-z 0-9 _ -")
     draft = _Draft(section)
     draft.kind = section.choice("kind", KINDS, "")
-    if not section.has("kind"):
+    if not section.has("kind") and section.is_mapping:
         section.complain("", "the key kind is missing", f"one of {', '.join(KINDS)}")
     urn = section.text("plugin_urn")
     plugin = _PLUGINS.get(urn)

@@ -57,9 +57,10 @@ class Problems:
         self.remarks: list[Problem] = []
 
     def add(self, place: tuple[int, int], where: str, message: str, hint: str = "") -> None:
-        """Something is wrong at `place` (line and column)."""
-        if len(self.found) < PROBLEMS_MAX:
-            self.found.append(Problem(*place, where, message, hint))
+        """Something is wrong at `place` (line and column). Said once, however many readers come by."""
+        problem = Problem(*place, where, message, hint)
+        if len(self.found) < PROBLEMS_MAX and problem not in self.found:
+            self.found.append(problem)
 
     def remark(self, place: tuple[int, int], where: str, message: str, hint: str = "") -> None:
         """Something may not be what was meant."""

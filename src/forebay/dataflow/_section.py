@@ -20,6 +20,8 @@ __all__ = ["Section", "nearest"]
 
 TEXT_CHARS_MAX: Final = 4_096
 """Longest text of a setting."""
+_NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
+"""What no file, host or header has in its name; YAML can write the half of a pair of UTF-16 as `\\ud800`."""
 _INTEGER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
@@ -37,7 +39,9 @@ class Section:
         self.problems = problems
         self._asked: list[str] = []
         self._fields = dict(value.fields)
-        if value.kind not in ("mapping", "nothing"):
+        self.is_mapping = value.kind in ("mapping", "nothing")
+        """Whether it can have keys. Where it cannot, that is the mistake, and not each key it lacks."""
+        if not self.is_mapping:
             self._add(value, f"{value.kind} where a mapping of settings belongs", "indent its keys below it")
 
     @property
@@ -72,11 +76,15 @@ class Section:
         """A text; without a default it must be there."""
         value = self._scalar(name)
         if value is None:
-            if default is None and not self.has(name):
+            if default is None and not self.has(name) and self.is_mapping:
                 self.complain("", f"the key {name} is missing", "add it")
             return default or ""
-        if not value.text or len(value.text) > TEXT_CHARS_MAX or "\0" in value.text:
-            self._add(value, "empty, too long, or with a zero byte in it", f"1 to {TEXT_CHARS_MAX:,} letters")
+        if not value.text or len(value.text) > TEXT_CHARS_MAX or _NO_TEXT.search(value.text):
+            self._add(
+                value,
+                "empty, too long, or with a zero byte or half a letter in it",
+                f"1 to {TEXT_CHARS_MAX:,} letters",
+            )
             return default or ""
         return value.text
 

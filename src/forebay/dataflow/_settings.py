@@ -44,7 +44,7 @@ PARQUET_CODECS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
 ARROW_CODECS: Final = ("none", "lz4", "zstd")
 _HEADER_NAME: Final = re.compile(r"[a-z0-9_.\-]{1,100}", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
-_HOST: Final = re.compile(r"[A-Za-z0-9.\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]", re.ASCII)
+_HOST: Final = re.compile(r"[A-Za-z0-9._\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class OtapReceiverSettings:
     def read(cls, section: Section) -> OtapReceiverSettings:
         """From `config`."""
         address = _address(section, "listening_addr")
-        if not section.has("listening_addr"):
+        if not section.has("listening_addr") and section.is_mapping:
             section.complain("", "the key listening_addr is missing", "as in 127.0.0.1:4319")
         request_bytes = section.bytes("max_request_size", 16 * MIB, KIB, 64 * MIB)
         return cls(
@@ -347,7 +347,8 @@ def _endpoint(section: Section) -> tuple[str, bool]:
     except ValueError:
         parts, host, port = urlsplit(""), "", None
     bracketed = f"[{host}]" if ":" in host else host
-    if parts.scheme not in ("http", "https") or not _HOST.fullmatch(bracketed) or _has_more(parts):
+    is_known = parts.scheme in ("http", "https") and port != 0
+    if not is_known or not _HOST.fullmatch(bracketed) or _has_more(parts):
         hint = "scheme, host and port and nothing else, as in http://127.0.0.1:4317"
         if "{{" in text:
             hint = "put the name of the host in the place of what is in braces"
@@ -373,6 +374,8 @@ def _headers(section: Section) -> tuple[tuple[str, str], ...]:
         value = section.text(name)
         if not _HEADER_NAME.fullmatch(name) or not value.isascii() or not value.isprintable():
             section.complain(name, "not a header", "lower-case letters, digits and - . _; a printable value")
-            continue
+        elif name.startswith("grpc-") or name.endswith("-bin"):
+            # It keeps the first for itself, and takes bytes for the others: every call would fail.
+            section.complain(name, "gRPC takes no text under this name", "no grpc-..., no ...-bin")
         headers.append((name, value))
     return tuple(headers)

@@ -1,8 +1,8 @@
 """From an OTLP request to the tables of batches.
 
-Ids of items, resources and scopes have sixteen bits, so a request with more items becomes several batches, and
-each of them counts its resources and scopes anew. What OTLP knows and OTAP has no column for is lost: counts of
-dropped attributes of entities, fields newer than this version.
+Ids of items, resources and scopes have sixteen bits, so a request with more items becomes several batches,
+and each of them counts its resources and scopes anew. What OTLP knows and OTAP has no column for is lost:
+counts of dropped attributes of entities, fields newer than this version.
 """
 
 from __future__ import annotations
