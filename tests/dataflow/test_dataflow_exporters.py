@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -465,6 +467,42 @@ async def test_request_that_would_become_far_larger_is_refused_and_the_rest_is_w
             await exporter.take(parcel(signal, good, bad, good))
     assert caught.value.items == (1 if signal == "metrics" else 40)
     assert len(parquet_rows(tmp_path, signal)) == 20
+
+
+async def test_stop_gives_up_the_file_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, begun, go_on, groups = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), []
+
+    def slow_table_of(signal: str, rows: Any) -> pa.Table:
+        groups.append(len(rows))
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(30)
+        return table_of(signal, rows)
+
+    monkeypatch.setattr("forebay.dataflow._parquet.ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr("forebay.dataflow._parquet.table_of", slow_table_of)
+    async with writing(tmp_path) as exporter:
+        taking = asyncio.ensure_future(exporter.take(parcel("logs", logs("a", "b", "c"))))
+        await begun.wait()
+        stopping = asyncio.ensure_future(exporter.stop())
+        await asyncio.sleep(0)
+        go_on.set()
+        await stopping
+        with pytest.raises(Unavailable, match="stops"):
+            await taking
+    assert groups == [1]
+    assert not files(tmp_path)
+
+
+async def test_directories_that_a_start_makes_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("forebay.dataflow._parquet._sync_directory", synced.append)
+    for _ in range(2):
+        async with writing(tmp_path / "a" / "b"):
+            assert sorted(synced) == [tmp_path, tmp_path / "a"]
 
 
 async def test_parcels_without_a_name_get_files_of_their_own(tmp_path: Path) -> None:

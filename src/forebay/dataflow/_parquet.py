@@ -13,7 +13,8 @@ where the disk is full.
 
 The hour is that of ingestion and not of the events: one request with ten thousand different hours would make
 ten thousand files. Rows are decoded and written in groups, in a thread, so that memory stays bounded and the
-receivers go on. What the rows of a group share counts for each of them.
+receivers go on. What the rows of a group share counts for each of them. Between two groups a writer looks
+whether it should stop: a segment of small records takes half a minute.
 """
 
 from __future__ import annotations
@@ -65,11 +66,13 @@ class ParquetExporter:
         self._clock = clock
         self._ids = ids
         self._thread = ThreadPoolExecutor(1, "forebay-parquet")
+        self._is_stopping = False
 
     async def start(self) -> None:
         """Make sure that the directory can be written to."""
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
+            for directory in _make_directories(self._path):
+                _sync_directory(directory)
             if not os.access(self._path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "not writable")
         except OSError as error:
@@ -98,7 +101,8 @@ class ParquetExporter:
             )
 
     async def stop(self) -> None:
-        """Wait for the file that is being written."""
+        """End. A file that is being written is given up: it is delivered again after the next start."""
+        self._is_stopping = True
         await asyncio.to_thread(self._thread.shutdown)
 
     def _write(self, target: Path, parcel: Parcel) -> int:
@@ -120,6 +124,8 @@ class ParquetExporter:
         with path.open("wb") as file:
             with pq.ParquetWriter(file, SCHEMAS[parcel.signal], compression=self._codec) as writer:
                 for rows in groups:
+                    if self._is_stopping:
+                        raise Unavailable("the exporter stops", hint="it is tried again after the next start")
                     writer.write_table(table_of(parcel.signal, rows))
             file.flush()
             os.fsync(file.fileno())
