@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from tests.dataflow.otlp_kit import logs, until
-from tests.dataflow.test_dataflow_receivers import client, head, raw, receiving
+from tests.dataflow.test_dataflow_receivers import SMALL, client, head, post, raw, receiving
 
+from forebay.dataflow import MetricsPage
 from forebay.dataflow._http import Answer, HttpServer, Request
 from forebay.dataflow._settings import Address
+from forebay.kit.metrics import MetricsRegistry
 
 PAGE = b"x" * 100_000
 PAGES = 500
@@ -75,6 +77,55 @@ async def test_who_asks_and_takes_no_answer_loses_his_place() -> None:
         await until(lambda: pages.made)
         await until(lambda: not pages.server.connections and not pages.server.tasks)
         assert pages.made < PAGES // 2
+
+
+@pytest.mark.parametrize(("request_max", "status"), [(SMALL, 413), (1 << 24, 503)])
+async def test_who_is_refused_while_sending_hears_why(request_max: int, status: int) -> None:
+    body = b"x" * 8_000_000
+    async with receiving(request_bytes_max=request_max) as (_, __, over_http):
+        server = over_http._server
+        server.arriving_bytes_max = 1_000
+        for _attempt in range(3):
+            assert (await post(over_http, "/v1/logs", body))[0] == status
+        await until(lambda: not server.connections)
+        assert server.arriving_bytes == 0
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_is_refused_and_never_stops_sending_loses_his_place() -> None:
+    async with receiving() as (_, __, over_http), raw(over_http) as line:
+
+        async def flood() -> None:
+            with suppress(ConnectionError):
+                line.writer.write(head(b"x" * 10**9))
+                while True:
+                    line.writer.write(b"x" * 1_000)
+                    await line.writer.drain()
+                    await asyncio.sleep(0.01)
+
+        flooding = asyncio.ensure_future(flood())
+        await until(lambda: over_http._server.connections)
+        await until(lambda: not over_http._server.connections)
+        flooding.cancel()
+
+
+async def test_an_answer_to_head_has_no_body() -> None:
+    registry = MetricsRegistry()
+    registry.counter("some.things_total", "Things")
+    page = MetricsPage("127.0.0.1:0", registry)
+    await page.start()
+    reader, writer = await asyncio.open_connection(*page.address.split(":"))
+    try:
+        for path in ("healthz", "metrics", "other"):
+            writer.write(f"HEAD /{path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answers = (await asyncio.wait_for(reader.read(), 30)).split(b"HTTP/1.1 ")[1:]
+    finally:
+        writer.close()
+        await page.stop()
+    assert [each[:3] for each in answers] == [b"200", b"200", b"404", b"200"]
+    assert [each.partition(b"\r\n\r\n")[2] for each in answers] == [b"", b"", b"", b"ok\n"]
+    assert b"content-length: 3\r\n" in answers[0]
 
 
 async def test_http_stops_while_others_go_on_sending_over_grpc() -> None:

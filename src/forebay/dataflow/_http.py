@@ -4,6 +4,9 @@ One request at a time and per connection; what a client sends ahead waits in the
 arrived whole within a time limit, and all bodies that are arriving share a bound, so that clients that are
 slow on purpose keep neither places nor memory. Nor do those who ask and do not listen: the next request of a
 connection is looked at when its answers are on their way, and who takes none for as long is cut off.
+
+Who is refused before his request has arrived may go on sending it, within the same time: what comes is thrown
+away. A connection closed on him would be reset, and most clients then see that instead of the answer.
 """
 
 from __future__ import annotations
@@ -81,6 +84,8 @@ class _Connection(asyncio.Protocol):
         self._arriving = 0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+        """Whether it was refused, and nothing that comes is looked at any more."""
         self._is_heard = asyncio.Event()
         """Clear while more of its answers wait to be taken than should."""
         self._is_heard.set()
@@ -107,6 +112,8 @@ class _Connection(asyncio.Protocol):
         self._is_heard.set()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
         # The parser gathers a header until its end comes, however long that takes.
         self._unseen += len(data)
         try:
@@ -182,8 +189,9 @@ class _Connection(asyncio.Protocol):
                 _log.exception("dataflow.http.failed")
                 answer = Answer(503, b"it failed; try again", headers=(("retry-after", "1"),))
             keep = request.keep_alive and not self._server.is_stopping
-            self._write(answer, keep)
+            self._write(answer, keep, has_body=request.method != "HEAD")
             if not keep:
+                self._close()
                 break
             await self._heard()
         self._task = None
@@ -198,7 +206,7 @@ class _Connection(asyncio.Protocol):
             await self._is_heard.wait()
             self._stop_waiting()
 
-    def _write(self, answer: Answer, keep: bool) -> None:
+    def _write(self, answer: Answer, keep: bool, has_body: bool = True) -> None:
         if self._transport.is_closing():
             return
         lines = [
@@ -208,15 +216,20 @@ class _Connection(asyncio.Protocol):
             f"connection: {'keep-alive' if keep else 'close'}",
             *(f"{name}: {value}" for name, value in answer.headers),
         ]
-        self._transport.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + answer.body)
-        if not keep:
-            self._close()
+        body = answer.body if has_body else b""
+        self._transport.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
 
     def _end(self, answer: Answer) -> None:
-        if self._task is None:
-            self._write(answer, keep=False)
-        else:
+        if self._task is not None:
             self._close()
+            return
+        self._is_over = True
+        self._let_go()
+        self._request = Request()
+        self._write(answer, keep=False)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._wait()
 
     def _close(self) -> None:
         """Once what was written is on its way, or nobody has taken it for too long."""

@@ -34,8 +34,8 @@ class MetricsPage:
         page = request.target.partition(b"?")[0]
         if page not in (b"/metrics", b"/healthz"):
             return Answer(404, b"there is /metrics and /healthz\n")
-        if request.method != "GET":
-            return Answer(405, b"use GET\n", headers=(("allow", "GET"),))
+        if request.method not in ("GET", "HEAD"):
+            return Answer(405, b"use GET\n", headers=(("allow", "GET, HEAD"),))
         if page == b"/healthz":
             return Answer(200, b"ok\n")
         return Answer(200, prometheus_text(self._registry).encode(), PROMETHEUS_CONTENT_TYPE)
