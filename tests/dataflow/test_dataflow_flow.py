@@ -331,6 +331,23 @@ async def test_without_a_store_exporters_are_counted_too(tmp_path: Path, destina
     assert found == {"items": [(node, 3)], "rejected": [(node, 1)], "failures": [(node, 2)]}
 
 
+async def test_one_that_is_passed_by_when_destinations_take_turns_is_counted(
+    tmp_path: Path, destination: Destination
+) -> None:
+    registry = MetricsRegistry()
+    text = pipeline(tmp_path, endpoint=destination.endpoint, parquet=True, strategy="round_robin")
+    async with Dataflow(load(text), metrics=registry) as flow:  # the destination is down
+        await send_in_segments(flow, ["a", "b", "c", "d"])
+        await until(lambda: len(written(tmp_path)) == 4)
+    counters = as_json(registry)["counters"]
+    items, failures = (
+        {each["labels"]["node"]: each["value"] for each in counters[f"dataflow.exporter.{kind}_total"]}
+        for kind in ("items", "failures")
+    )
+    assert items == {"parquet": 4}
+    assert failures.keys() == {"otlp_exporter"}
+
+
 async def test_two_stores_in_a_row(tmp_path: Path) -> None:
     text = pipeline(tmp_path, parquet=True).decode()
     second = text[text.index("  persistence:") : text.index("  parquet:")]

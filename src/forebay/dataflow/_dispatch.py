@@ -13,7 +13,8 @@ __all__ = ["Broadcast", "Counted", "RoundRobin", "port"]
 
 
 class Counted:
-    """An exporter that gets its data from a receiver. Behind a store the pump counts."""
+    """An exporter that gets its data from a receiver, or takes turns with others: one that is passed by, and
+    only it, has failed. For one that is alone behind a store the pump counts."""
 
     def __init__(self, name: str, sink: Sink, metrics: DataflowMetrics) -> None:
         self._name = name

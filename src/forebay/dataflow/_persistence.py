@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from forebay.dataflow._dispatch import port
+from forebay.dataflow._dispatch import Counted, port
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._parcels import Parcel, Sink, record_batch
 from forebay.dataflow._plan import OUT_PORT, Node
@@ -85,7 +85,7 @@ class Persistence:
                 metrics=metrics,
                 on_failure=on_failure,
             )
-            for name, sink in _subscriptions(node, sinks).items()
+            for name, sink in _subscriptions(node, sinks, metrics).items()
         ]
 
     async def start(self) -> None:
@@ -173,7 +173,8 @@ class Persistence:
         return bool(found and found[0].lag_segments)
 
 
-def _subscriptions(node: Node, sinks: Mapping[str, Sink]) -> dict[str, Sink]:
+def _subscriptions(node: Node, sinks: Mapping[str, Sink], metrics: DataflowMetrics) -> dict[str, Sink]:
     if node.strategy == "round_robin" and len(node.destinations) > 1:
-        return {f"{node.name}.{OUT_PORT}": port([sinks[each] for each in node.destinations], node.strategy)}
+        counted = [Counted(each, sinks[each], metrics) for each in node.destinations]
+        return {f"{node.name}.{OUT_PORT}": port(counted, node.strategy)}
     return {name: sinks[name] for name in node.destinations}

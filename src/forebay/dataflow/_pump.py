@@ -18,6 +18,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from forebay.dataflow._dispatch import RoundRobin
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._parcels import AskedToWait, Refused, Sink, parcel_of
 from forebay.errors import Closed
@@ -63,6 +64,8 @@ class Pump:
         self._random = randomness
         self._metrics = metrics
         self._on_failure = on_failure
+        # Destinations that take turns count what each of them got.
+        self._counts_items = not isinstance(sink, RoundRobin)
         self._not_before = 0.0
         self._turn = asyncio.Lock()
         """Of the worker who waits for the next segment, for all of them would wake up for each; and of the
@@ -122,8 +125,7 @@ class Pump:
         except Refused as error:
             _log.error("dataflow.exporter.refused: %s: %s", self.subscriber, error)
             await delivery.reject()
-            self._metrics.rejected.labels(self.subscriber, parcel.signal).inc(error.items)
-            self._done(parcel.signal, parcel.items - error.items)
+            self._done(parcel.signal, parcel.items - error.items, error.items)
         except Exception as error:
             # Not only what we know of: whatever goes wrong at a destination, the data is not there yet.
             _log.warning("dataflow.exporter.failed: %s: %s", self.subscriber, error)
@@ -133,8 +135,11 @@ class Pump:
             await delivery.ack()
             self._done(parcel.signal, parcel.items)
 
-    def _done(self, signal: str, items: int) -> None:
-        self._metrics.exported.labels(self.subscriber, signal).inc(items)
+    def _done(self, signal: str, items: int, refused: int = 0) -> None:
+        if self._counts_items:
+            self._metrics.exported.labels(self.subscriber, signal).inc(items)
+            if refused:
+                self._metrics.rejected.labels(self.subscriber, signal).inc(refused)
         self.failures = 0
         self._not_before = 0.0
         self.changed.set()
