@@ -29,10 +29,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from tests.dataflow.otlp_kit import Destination, logs, metrics, names_in, parquet_rows, traces
 
 from forebay.dataflow._columns import SCHEMAS, rows_of, table_of
-from forebay.dataflow._grpc_exporter import join
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._otlp_exporter import OtlpExporter
-from forebay.dataflow._parcels import Parcel, Refused
+from forebay.dataflow._parcels import Parcel, Refused, join
 from forebay.dataflow._parquet import ParquetExporter, _remove_leftovers, directory_of
 from forebay.dataflow._settings import OtlpExporterSettings, ParquetSettings
 from forebay.dataflow._signals import SIGNALS, parse

@@ -348,15 +348,36 @@ async def test_one_that_is_passed_by_when_destinations_take_turns_is_counted(
     assert failures.keys() == {"otlp_exporter"}
 
 
-async def test_two_stores_in_a_row(tmp_path: Path) -> None:
-    text = pipeline(tmp_path, parquet=True).decode()
+def two_stores(directory: Path) -> bytes:
+    text = pipeline(directory, parquet=True).decode()
     second = text[text.index("  persistence:") : text.index("  parquet:")]
     text = text.replace("destinations: [parquet]", "destinations: [behind]", 1)
     text += second.replace("  persistence:", "  behind:").replace('/quiver"', '/behind"')
-    async with Dataflow(load(text.encode())) as flow:
+    return text.encode()
+
+
+async def test_two_stores_in_a_row(tmp_path: Path) -> None:
+    async with Dataflow(load(two_stores(tmp_path))) as flow:
         await send(flow, "a", "b", "c")
         assert set(flow.stats()) == {"persistence", "behind"}
     assert written(tmp_path) == ["a", "b", "c"]
+
+
+async def test_segments_larger_than_a_record_batch_reach_the_next_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.dataflow._parcels.BATCH_BYTES_MAX", 100_000)
+    registry = MetricsRegistry()
+    names = [f"{each}-{'x' * 70_000}" for each in range(10)]
+    async with Dataflow(load(two_stores(tmp_path)), metrics=registry) as flow:
+        first = flow._stores["persistence"]
+        await first._pumps[0].stop()
+        await asyncio.gather(*(send(flow, each) for each in names))
+        await first.quiver.flush()
+        first._pumps[0].start()
+    assert sorted(written(tmp_path)) == names
+    counted = as_json(registry)["counters"]["dataflow.exporter.items_total"]
+    assert {each["labels"]["node"]: each["value"] for each in counted} == {"behind": 10, "parquet": 10}
 
 
 async def test_a_second_process_on_the_directory_is_refused_and_leaves_nothing_running(

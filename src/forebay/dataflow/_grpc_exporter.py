@@ -33,12 +33,12 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from forebay.dataflow._metrics import DataflowMetrics
-from forebay.dataflow._parcels import AskedToWait, Bytes, Parcel, Refused
+from forebay.dataflow._parcels import AskedToWait, Bytes, Parcel, Refused, join
 from forebay.dataflow._settings import OtlpExporterSettings
 from forebay.dataflow._signals import SIGNALS, Signal, items_in, parse
 from forebay.errors import OutcomeUnknown, Unavailable
 
-__all__ = ["TOO_LARGE", "GrpcExporter", "join"]
+__all__ = ["TOO_LARGE", "GrpcExporter"]
 
 CALLS_MAX: Final = 4
 """Calls under way at once for one parcel."""
@@ -179,16 +179,3 @@ def _all_of(problems: Sequence[Refused]) -> Refused:
     """The first of them, for all that they refused."""
     problems[0].items = sum(each.items for each in problems)
     return problems[0]
-
-
-def join(requests: Sequence[Bytes], size_max: int) -> list[list[Bytes]]:
-    """Consecutive requests in groups of at most `size_max` bytes; a larger one stands alone."""
-    groups: list[list[Bytes]] = []
-    size = 0
-    for request in requests:
-        if not groups or size + len(request) > size_max:
-            groups.append([])
-            size = 0
-        groups[-1].append(request)
-        size += len(request)
-    return groups

@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -24,7 +24,18 @@ import pyarrow as pa
 from forebay.errors import ForebayError, LimitExceeded, Unavailable
 from forebay.quiver import SegmentView
 
-__all__ = ["SCHEMA", "AskedToWait", "Bytes", "Parcel", "Refused", "Sink", "parcel_of", "record_batch"]
+__all__ = [
+    "SCHEMA",
+    "AskedToWait",
+    "Bytes",
+    "Parcel",
+    "Refused",
+    "Sink",
+    "join",
+    "parcel_of",
+    "pieces",
+    "record_batch",
+]
 
 Bytes: TypeAlias = bytes | memoryview
 BATCH_BYTES_MAX: Final = 240 * 1024 * 1024
@@ -76,6 +87,30 @@ class AskedToWait(Unavailable):
     def __init__(self, message: str, wait_s: float) -> None:
         super().__init__(message, hint=f"it asks for {wait_s:g} s; then it is tried again")
         self.wait_s = wait_s
+
+
+def join(requests: Sequence[Bytes], size_max: int) -> list[list[Bytes]]:
+    """Consecutive requests in groups of at most `size_max` bytes; a larger one stands alone."""
+    groups: list[list[Bytes]] = []
+    size = 0
+    for request in requests:
+        if not groups or size + len(request) > size_max:
+            groups.append([])
+            size = 0
+        groups[-1].append(request)
+        size += len(request)
+    return groups
+
+
+def pieces(parcel: Parcel) -> Iterator[Parcel]:
+    """The parcel, or several where it is more than a record batch holds, as a segment of a store may be."""
+    if parcel.size <= BATCH_BYTES_MAX:
+        yield parcel
+        return
+    items = parcel.items
+    for requests in join(parcel.requests, BATCH_BYTES_MAX):
+        yield replace(parcel, requests=requests, items=items, size=sum(map(len, requests)))
+        items = 0  # only the sum counts later
 
 
 def record_batch(parcels: Sequence[Parcel]) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ from typing import Final
 
 from forebay.dataflow._dispatch import Counted, port
 from forebay.dataflow._metrics import DataflowMetrics
-from forebay.dataflow._parcels import Parcel, Sink, record_batch
+from forebay.dataflow._parcels import Parcel, Sink, pieces, record_batch
 from forebay.dataflow._plan import OUT_PORT, Node
 from forebay.dataflow._pump import Pump
 from forebay.dataflow._settings import PersistenceSettings
@@ -110,7 +110,8 @@ class Persistence:
     async def take(self, parcel: Parcel) -> None:
         """Return when the parcel is durable."""
         if parcel.size >= ALONE_BYTES_MIN:
-            await self._ingest([parcel], parcel.signal)
+            for piece in pieces(parcel):
+                await self._ingest([piece], parcel.signal)
             return
         batcher = self._batchers.get(parcel.signal)
         if batcher is None:
