@@ -271,6 +271,20 @@ def test_attributes_of_every_type_are_kept_as_text() -> None:
     assert json.loads(row["body"]) == {"message": "structured"}
 
 
+def test_numbers_that_json_lacks_do_not_spoil_what_they_are_in() -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    request = ExportLogsServiceRequest()
+    log = request.resource_logs.add().scope_logs.add().log_records.add()
+    for number in (float("nan"), float("inf"), float("-inf"), 0.5):
+        log.body.array_value.values.add().double_value = number
+    log.attributes.add(key="alone").value.double_value = float("nan")
+    [row] = rows("logs", request.SerializeToString())
+    assert json.loads(row["body"], parse_constant=refuse) == ["NaN", "Infinity", "-Infinity", 0.5]
+    assert dict(row["attributes"]) == {"alone": "NaN"}
+
+
 def test_a_key_that_comes_twice_does_not_spoil_the_file_for_duckdb(tmp_path: Path) -> None:
     request: Any = ExportTraceServiceRequest()
     resource = request.resource_spans.add()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -391,9 +392,12 @@ def _attributes(pairs: Any) -> list[tuple[str, str | None]]:
 
 
 def _text(value: Any) -> str | None:
-    if value.WhichOneof("value") == "string_value":
+    kind = value.WhichOneof("value")
+    if kind == "string_value":
         text: str = value.string_value
         return text
+    if kind == "double_value":
+        return json.dumps(value.double_value)
     plain = _plain(value)
     return None if plain is None else json.dumps(plain, ensure_ascii=False)
 
@@ -407,6 +411,9 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in inner.values]
     if kind == "kvlist_value":
         return {each.key: _plain(each.value) for each in inner.values}
+    if kind == "double_value" and not math.isfinite(inner):
+        # JSON has no number for it; a text is what protobuf writes.
+        return json.dumps(inner)
     return base64.b64encode(inner).decode() if kind == "bytes_value" else inner
 
 
