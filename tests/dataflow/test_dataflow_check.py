@@ -241,6 +241,25 @@ def test_an_exporter_to_the_receiver_it_gets_its_data_from_is_a_circle(host: str
     assert (problem.where, "circle" in problem.message) == ("nodes.otlp_exporter.config.grpc_endpoint", True)
 
 
+def test_a_circle_over_two_receivers_is_one() -> None:
+    other = """\
+  second_receiver:
+    kind: receiver
+    plugin_urn: "urn:otel:otlp:receiver"
+    out_ports: {out_port: {destinations: [second_exporter]}}
+    config: {listening_addr: "127.0.0.1:4320"}
+  second_exporter:
+    kind: exporter
+    plugin_urn: "urn:otel:otlp:exporter"
+    config: {grpc_endpoint: "http://localhost:4317"}
+"""
+    problem = only((GOOD + other).encode())
+    assert (problem.where, "circle" in problem.message) == (
+        "nodes.second_exporter.config.grpc_endpoint",
+        True,
+    )
+
+
 def test_an_exporter_to_a_receiver_of_another_way_is_none() -> None:
     other = """\
   second_receiver:

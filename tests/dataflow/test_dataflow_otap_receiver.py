@@ -168,6 +168,17 @@ async def test_too_much_under_way_is_refused_for_the_sender_to_try_again() -> No
         assert (await stream.status()).status_code == 0
 
 
+async def test_a_batch_that_can_never_fit_is_not_asked_for_again() -> None:
+    async with (
+        receiving(pending_bytes_max=100, request_bytes_max=MOST) as (sink, receiver),
+        client(receiver) as stream,
+    ):
+        await stream.send(batch_of("logs", 0, 0))
+        status = await stream.status()
+    assert (status.status_code, "max_pending_size" in status.status_message) == (INVALID, True)
+    assert not sink.parcels
+
+
 def with_table(batch: Batch, kind: PayloadType, table: pa.RecordBatch, codec: str | None = None) -> Batch:
     """The batch with one table replaced."""
     for payload in batch.payloads:

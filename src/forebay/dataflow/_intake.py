@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 Decoder: TypeAlias = Callable[[Signal, bytes], Awaitable[tuple[bytes, int]]]
 """From the bytes as they came to the request in protobuf, and the items in it."""
 
+_SMALLER: Final = "send smaller batches"
 RETRY_AFTER_S: Final = 1
 """What senders are asked to wait. They spread and lengthen it by themselves."""
 STOP_GRACE_S: Final = 10.0
@@ -103,6 +104,10 @@ class Intake:
 
     def _enter(self, size: int) -> None:
         settings = self._settings
+        if size > settings.pending_bytes_max:
+            # A batch of OTAP may become more than it was: it would never fit, however often it is sent.
+            limit = settings.pending_bytes_max
+            raise self.refusal(LimitExceeded("max_pending_size", limit=limit, actual=size, hint=_SMALLER))
         if self._requests >= settings.requests_max or self._bytes + size > settings.pending_bytes_max:
             self._metrics.refused.labels(self._name, "full").inc()
             raise Refusal("full", f"{self._requests:,} requests with {self._bytes:,} bytes are under way")

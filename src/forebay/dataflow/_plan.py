@@ -268,18 +268,22 @@ def _check_circles(drafts: dict[str, _Draft]) -> None:
 def _check_targets(drafts: dict[str, _Draft]) -> None:
     """An exporter that sends to a receiver of the same file: a circle, or the wrong protocol."""
     doors = _doors(drafts)
+    hops: dict[str, str] = {}
     for name, draft in drafts.items():
         if not isinstance(draft.settings, OtlpExporterSettings):
             continue
         speaks = "otap" if isinstance(draft.settings, OtapExporterSettings) else "otlp"
         receiver, takes = doors.get(_reachable(draft.settings.target), ("", ""))
-        if takes == speaks and name in _behind(receiver, drafts):
+        # Those before may be a part of the way back; one that closes a circle is the only one to say so.
+        if takes == speaks and name in _behind(receiver, drafts, hops):
             draft.section.section("config").complain(
                 "grpc_endpoint",
                 f"this is {receiver}, and the data would go in a circle",
                 "name another server",
             )
-        elif receiver and takes != speaks:
+        elif takes == speaks:
+            hops[name] = receiver
+        elif receiver:
             draft.section.section("config").remark(
                 "grpc_endpoint",
                 f"this is {receiver}, which does not take {speaks.upper()} over gRPC there",
@@ -308,12 +312,13 @@ def _reachable(address: str) -> str:
     return f"localhost:{port}" if is_here else address
 
 
-def _behind(name: str, drafts: dict[str, _Draft]) -> set[str]:
-    """All nodes that data of this one reaches."""
+def _behind(name: str, drafts: dict[str, _Draft], hops: dict[str, str]) -> set[str]:
+    """All nodes that data of this one reaches. `hops`: exporters that send to a receiver of the file."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
-        ahead = set(drafts[waiting.pop()].destinations) & drafts.keys() - found
+        giver = waiting.pop()
+        ahead = {*drafts[giver].destinations, hops.get(giver, "")} & drafts.keys() - found
         found |= ahead
         waiting += ahead
     return found
