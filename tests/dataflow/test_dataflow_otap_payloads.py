@@ -104,6 +104,20 @@ def test_times_and_numbers_at_their_ends_survive() -> None:
     assert canonical("metrics", *found) == canonical("metrics", request)
 
 
+def test_a_kind_of_value_that_otap_lacks_is_nothing() -> None:
+    request: Any = SIGNALS["logs"].request()
+    log = request.resource_logs.add().scope_logs.add().log_records.add(severity_text="kept")
+    inner = log.attributes.add(key="in a list").value.array_value.values.add()
+    for value in (log.body, log.attributes.add(key="k").value, inner):
+        # Field 8 of a value: its place in a table of texts that only profiles have.
+        value.MergeFromString(b"\x40\x05")
+    [batch] = encode("logs", request, "none", "a")
+    [message] = decode("logs", PayloadStreams("logs", MOST).read(batch), MOST)
+    [found] = message.resource_logs[0].scope_logs[0].log_records
+    assert (found.severity_text, [each.key for each in found.attributes]) == ("kept", ["in a list", "k"])
+    assert found.attributes[1].value.WhichOneof("value") is None
+
+
 def test_ids_of_a_wrong_length_are_none() -> None:
     request = sample("logs", 0, items=1)
     log = request.resource_logs[0].scope_logs[0].log_records[0]

@@ -61,9 +61,9 @@ class Attributes:
 
 
 def value_row(value: Any) -> _Row:
-    """A message `AnyValue` as type and columns."""
-    kind = value.WhichOneof("value")
-    return _NOTHING if kind is None else _VALUE_ROWS[kind](value)
+    """A message `AnyValue` as type and columns. A kind that OTAP lacks is nothing: profiles have one."""
+    make = _VALUE_ROWS.get(value.WhichOneof("value"))
+    return _NOTHING if make is None else make(value)
 
 
 def value_columns(rows: Sequence[_Row]) -> list[Column | None]:
