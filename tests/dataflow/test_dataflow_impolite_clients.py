@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from tests.dataflow.otlp_kit import logs, until
 from tests.dataflow.test_dataflow_receivers import SMALL, client, head, post, raw, receiving
 
@@ -89,6 +91,22 @@ async def test_who_is_refused_while_sending_hears_why(request_max: int, status: 
             assert (await post(over_http, "/v1/logs", body))[0] == status
         await until(lambda: not server.connections)
         assert server.arriving_bytes == 0
+
+
+@pytest.mark.parametrize(("kind", "code"), [("application/json", 413), ("application/x-protobuf", 503)])
+async def test_who_is_refused_early_gets_a_status_in_his_own_encoding(kind: str, code: int) -> None:
+    async with receiving() as (_, __, over_http):
+        over_http._server.arriving_bytes_max = 0
+        status, headers, body = await post(
+            over_http, "/v1/logs", b"x" * (SMALL * 2 if code == 413 else 9), kind
+        )
+    assert (status, headers["content-type"], headers.get("retry-after")) == (
+        code,
+        kind,
+        "1" if code == 503 else None,
+    )
+    found = json.loads(body)["code"] if code == 413 else Status.FromString(body).code
+    assert found == (3 if code == 413 else 14)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -65,10 +65,19 @@ class Answer:
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
 
 
+Refuse: TypeAlias = Callable[[Request, int, str], Answer]
+"""Makes the answer to a request that does not reach the handler, or that it failed at: status and message."""
+
+
+def _as_text(request: Request, status: int, message: str) -> Answer:
+    retry = (("retry-after", "1"),) if status == 503 else ()
+    return Answer(status, message.encode(), headers=retry)
+
+
 class _Broken(Exception):
     def __init__(self, status: int, message: str) -> None:
-        retry = (("retry-after", "1"),) if status == 503 else ()
-        self.answer = Answer(status, message.encode(), headers=retry)
+        self.status = status
+        self.message = message
 
 
 class _Connection(asyncio.Protocol):
@@ -119,14 +128,17 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
             if self._unseen > HEADER_BYTES_MAX:
-                self._end(Answer(431, b"the headers are too large"))
+                self._end(431, "the headers are too large")
         except httptools.HttpParserUpgrade:
             # It is answered as if it had not asked for another protocol, and that is all.
             self._request.keep_alive = False
         except httptools.HttpParserError as error:
             # Errors of our own callbacks come wrapped.
             broken = error.__context__
-            self._end(broken.answer if isinstance(broken, _Broken) else Answer(400, b"not HTTP/1.1"))
+            if isinstance(broken, _Broken):
+                self._end(broken.status, broken.message)
+            else:
+                self._end(400, "not HTTP/1.1")
 
     # Called by the parser.
 
@@ -187,7 +199,7 @@ class _Connection(asyncio.Protocol):
                 answer = await self._server.handler(request)
             except Exception:
                 _log.exception("dataflow.http.failed")
-                answer = Answer(503, b"it failed; try again", headers=(("retry-after", "1"),))
+                answer = self._server.refuse(request, 503, "it failed; try again")
             keep = request.keep_alive and not self._server.is_stopping
             self._write(answer, keep, has_body=request.method != "HEAD")
             if not keep:
@@ -219,14 +231,14 @@ class _Connection(asyncio.Protocol):
         body = answer.body if has_body else b""
         self._transport.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
 
-    def _end(self, answer: Answer) -> None:
+    def _end(self, status: int, message: str) -> None:
         if self._task is not None:
             self._close()
             return
         self._is_over = True
         self._let_go()
+        self._write(self._server.refuse(self._request, status, message), keep=False)
         self._request = Request()
-        self._write(answer, keep=False)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._wait()
@@ -269,11 +281,18 @@ class HttpServer:
     """A listener with one handler."""
 
     def __init__(
-        self, address: Address, handler: Handler, *, body_bytes_max: int, tls: ssl.SSLContext | None = None
+        self,
+        address: Address,
+        handler: Handler,
+        *,
+        body_bytes_max: int,
+        tls: ssl.SSLContext | None = None,
+        refuse: Refuse = _as_text,
     ) -> None:
         self.address = address
         """Where it listens; with a real port after the start."""
         self.handler = handler
+        self.refuse = refuse
         self.body_bytes_max = body_bytes_max
         self.arriving_bytes = 0
         """Bytes of bodies of which the end has not arrived."""

@@ -34,7 +34,7 @@ MEMBERS_MAX: Final = 1_024
 """Most gzip streams in one body, one after the other."""
 _PIECE_BYTES: Final = 64 * 1024
 _STATUSES: Final = {"invalid": 400, "full": 429, "unavailable": 503}
-_CODES: Final = {400: 3, 404: 5, 405: 12, 413: 3, 415: 3, 429: 8, 503: 14}
+_CODES: Final = {400: 3, 404: 5, 405: 12, 413: 3, 415: 3, 429: 8, 431: 3, 503: 14}
 _PATHS: Final = {signal.http_path.encode(): signal for signal in SIGNALS.values()}
 _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
@@ -58,6 +58,7 @@ class HttpReceiver:
             self._handle,
             body_bytes_max=settings.request_bytes_max,
             tls=_context(settings.tls) if settings.tls else None,
+            refuse=_refuse,
         )
 
     @property
@@ -75,13 +76,12 @@ class HttpReceiver:
         self._decoder.shutdown(wait=False)
 
     async def _handle(self, request: Request) -> Answer:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = _kind(request)
         answer_kind = JSON if kind == JSON else PROTOBUF
         try:
             await self._receive(request, kind)
         except Refusal as refusal:
-            wait = (("retry-after", str(RETRY_AFTER_S)),) if refusal.may_retry else ()
-            return _error(_STATUSES[refusal.reason], refusal.message, answer_kind, wait)
+            return _refuse(request, _STATUSES[refusal.reason], refusal.message)
         except _Wrong as wrong:
             allow = (("allow", "POST"),) if wrong.status == 405 else ()
             return _error(wrong.status, wrong.message, answer_kind, allow)
@@ -144,6 +144,15 @@ def inflate(data: bytes, window: int, size_max: int) -> bytes:
     if rest:
         raise _Wrong(400, f"the body has more than {MEMBERS_MAX:,} compressed streams")
     return b"".join(parts)
+
+
+def _kind(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _refuse(request: Request, status: int, message: str) -> Answer:
+    wait = (("retry-after", str(RETRY_AFTER_S)),) if status in (429, 503) else ()
+    return _error(status, message, JSON if _kind(request) == JSON else PROTOBUF, wait)
 
 
 def _error(status: int, message: str, kind: str, headers: tuple[tuple[str, str], ...]) -> Answer:
