@@ -330,6 +330,17 @@ def test_taking_turns_behind_a_store_is_remarked_on_but_allowed() -> None:
     assert load(data).remarks == tuple(remarks)
 
 
+def test_a_store_that_is_too_small_for_the_largest_requests_is_remarked_on() -> None:
+    text = changed("500GB", "80MB").replace(b"4GB", b"8MB")
+    assert not check(text)[1]
+    problems, remarks = check(
+        text.replace(b"      response", b"      max_request_size: 64MiB\n      response")
+    )
+    assert not problems
+    assert "largest requests of otlp_receiver" in remarks[-1].message
+    assert remarks[-1].line == line_of(text, "size_cap: 80MB") + 1
+
+
 def test_a_file_per_request_is_remarked_on() -> None:
     data = changed("          - persistence\n", "          - persistence\n          - parquet\n")
     problems, remarks = check(data)

@@ -211,6 +211,15 @@ async def test_a_full_store_pushes_back_and_goes_on_when_there_is_room(
     assert set(destination.names("logs")) == {*accepted, "last"}
 
 
+async def test_a_request_that_an_empty_store_cannot_hold_is_refused_for_good(tmp_path: Path) -> None:
+    text = pipeline(tmp_path, parquet=True, cap="2MB").replace(b"4MB", b"64KiB").replace(b"1MB", b"100KB")
+    async with Dataflow(load(text)) as flow:
+        with pytest.raises(grpc.aio.AioRpcError, match="size_cap") as caught:
+            await send(flow, "x" * 1_500_000)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await send(flow, "x" * 700_000)
+
+
 async def test_what_a_destination_refuses_for_good_goes_to_the_dead_letters(
     tmp_path: Path, destination: Destination
 ) -> None:

@@ -26,7 +26,7 @@ from forebay.dataflow._parcels import Parcel, Sink, pieces, record_batch
 from forebay.dataflow._plan import OUT_PORT, Node
 from forebay.dataflow._pump import Pump
 from forebay.dataflow._settings import PersistenceSettings
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, LimitExceeded
 from forebay.kit.batcher import Batcher, BatcherConfig
 from forebay.kit.clock import Clock
 from forebay.kit.metrics import MetricsRegistry
@@ -70,6 +70,7 @@ class Persistence:
         self.quiver = Quiver(
             node.settings.path, node.settings.quiver, clock=clock, randomness=randomness, metrics=registry
         )
+        self._size_cap = node.settings.quiver.size_cap_bytes
         self._clock = clock
         self._on_failure = on_failure
         self._batchers: dict[str, _SignalBatcher] = {}
@@ -110,6 +111,7 @@ class Persistence:
     async def take(self, parcel: Parcel) -> None:
         """Return when the parcel is durable."""
         if parcel.size >= ALONE_BYTES_MIN:
+            self._check_room(parcel)
             for piece in pieces(parcel):
                 await self._ingest([piece], parcel.signal)
             return
@@ -117,6 +119,15 @@ class Persistence:
         if batcher is None:
             batcher = self._batchers[parcel.signal] = self._batcher(parcel.signal)
         await (await batcher.add(parcel, parcel.size))
+
+    def _check_room(self, parcel: Parcel) -> None:
+        # It is in the WAL and in a segment for a while. Whoever sends what an empty store cannot hold would
+        # otherwise be asked to try again, for ever.
+        half = self._size_cap // 2
+        if parcel.size > half:
+            raise LimitExceeded(
+                "half of retention.size_cap", limit=half, actual=parcel.size, hint="send smaller requests"
+            )
 
     async def _ingest(self, parcels: Sequence[Parcel], signal: str) -> None:
         try:

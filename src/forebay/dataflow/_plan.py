@@ -132,6 +132,7 @@ def _read(data: bytes, problems: Problems) -> dict[str, _Draft]:
     _check_circles(drafts)
     _check_targets(drafts)
     _check_sharing(drafts)
+    _check_room(drafts)
     return drafts
 
 
@@ -348,6 +349,25 @@ def _check_sharing(drafts: dict[str, _Draft]) -> None:
                 config = draft.section.section("config")
                 config.complain(key, f"the {what} is used by {seen[what]} already", "use one of its own")
             seen.setdefault(what, name)
+
+
+def _check_room(drafts: dict[str, _Draft]) -> None:
+    """A request larger than a segment makes a segment of its own, and the store has to hold that, too."""
+    for name, draft in drafts.items():
+        if not isinstance(draft.settings, OtlpReceiverSettings | OtapReceiverSettings):
+            continue
+        largest = draft.settings.request_bytes_max
+        for store in draft.destinations:
+            settings = drafts[store].settings if store in drafts else None
+            if not isinstance(settings, PersistenceSettings):
+                continue
+            need = settings.quiver.wal_bytes_max + 2 * largest
+            if settings.quiver.size_cap_bytes < need:
+                drafts[store].section.section("config").section("retention").remark(
+                    "size_cap",
+                    f"the largest requests of {name}, {largest:,} bytes, may never fit",
+                    f"at least wal.max_size + 2 x max_request_size = {need:,}, or a smaller max_request_size",
+                )
 
 
 def _order(drafts: dict[str, _Draft]) -> list[str]:
