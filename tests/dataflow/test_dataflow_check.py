@@ -224,6 +224,24 @@ def test_all_mistakes_are_reported_at_once_in_order() -> None:
     assert caught.value.problems == problems
 
 
+@pytest.mark.parametrize(
+    ("grpc", "http", "is_taken"),
+    [
+        ("0.0.0.0:4317", "127.0.0.1:4317", True),
+        ("localhost:4317", "0.0.0.0:4317", True),
+        ("0.0.0.0:4317", "127.0.0.1:4318", False),
+        ("0.0.0.0:0", "127.0.0.1:0", False),
+        ("127.0.0.1:4317", "127.0.0.2:4317", False),
+        ("127.0.0.1:4317", "[::]:4317", False),
+    ],
+)
+def test_an_address_inside_of_another_is_taken(grpc: str, http: str, is_taken: bool) -> None:
+    text = changed("127.0.0.1:4318", http).decode().replace('"127.0.0.1:4317"', f'"{grpc}"', 1)
+    assert ["is used by otlp_receiver" in each.message for each in check(text.encode())[0]] == [
+        True
+    ] * is_taken
+
+
 def test_a_circle_is_shown_from_node_to_node() -> None:
     text = GOOD.replace("    kind: exporter\n    plugin_urn: \"urn:otel:parquet:exporter\"\n", """\
     kind: processor

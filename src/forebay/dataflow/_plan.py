@@ -42,6 +42,7 @@ Settings: TypeAlias = (
 
 KINDS: Final = ("receiver", "processor", "exporter")
 STRATEGIES: Final = ("broadcast", "round_robin")
+_EVERYWHERE: Final = "address 0.0.0.0"
 OUT_PORT: Final = "out_port"
 NODES_MAX: Final = 64
 """Most nodes of a file."""
@@ -345,10 +346,20 @@ def _check_sharing(drafts: dict[str, _Draft]) -> None:
             # Two Parquet exporters behind one store would write the same files at the same time.
             uses = [("path", f"directory {os.path.realpath(settings.path)}")]
         for key, what in uses:
-            if what in seen:
+            taken = next((each for each in seen if _overlap(each, what)), None)
+            if taken is not None:
                 config = draft.section.section("config")
-                config.complain(key, f"the {what} is used by {seen[what]} already", "use one of its own")
+                config.complain(key, f"the {taken} is used by {seen[taken]} already", "use one of its own")
             seen.setdefault(what, name)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether both mean the same directory or address; `0.0.0.0` is every address that has no colon in it."""
+    if one == other or not (one.startswith("address ") and other.startswith("address ")):
+        return one == other
+    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
+    hosts = (host, other_host)
+    return port == other_port and _EVERYWHERE in hosts and not any("[" in each for each in hosts)
 
 
 def _check_room(drafts: dict[str, _Draft]) -> None:
