@@ -453,6 +453,15 @@ def test_the_command_prints_file_line_and_column(tmp_path: Path, capsys: pytest.
     assert f"{path}:{line}:25: error: nodes.persistence.config.wal.flush_interval" in capsys.readouterr().out
 
 
+def test_the_command_does_not_make_a_long_file_shorter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "flow.yaml"
+    path.write_bytes(b"#" * 3 * FILE_BYTES_MAX)
+    assert run(["dataflow", "check", str(path)]) == 1
+    assert f"the file has more than {FILE_BYTES_MAX:,} bytes" in capsys.readouterr().out
+
+
 def test_the_command_has_a_document_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "flow.yaml"
     path.write_bytes(changed("25ms", "25"))

@@ -52,7 +52,8 @@ class _TooMuch(Exception):
 def read_document(data: bytes, problems: Problems) -> Value | None:
     """The tree, or None where the text is no YAML or passes a bound. What is wrong goes to `problems`."""
     if len(data) > FILE_BYTES_MAX:
-        problems.add((1, 1), "", f"the file has {len(data):,} bytes", f"at most {FILE_BYTES_MAX:,}")
+        # How many more is not known: the command reads no further.
+        problems.add((1, 1), "", f"the file has more than {FILE_BYTES_MAX:,} bytes", "is it the right one?")
         return None
     try:
         text = data.decode("utf-8-sig")
