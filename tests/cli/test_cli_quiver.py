@@ -159,3 +159,19 @@ def test_forward_sends_what_the_subscriber_has_not_had(
     assert (facts["segments"], facts["rows"], facts["failures"]) == (3, 30, 0)
     assert len(list((tmp_path / "bucket" / "quiver").rglob("*.arrow"))) == 3
     assert "0 segments" in forebay(*words).out
+
+
+def test_name_of_a_signal_cannot_move_the_cursor(forebay: Callable[..., Any], tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with Quiver(tmp_path / "q") as quiver:
+            await quiver.ingest(batch(1), signal="\x1b[2Jlogs")
+
+    asyncio.run(fill())
+    out = forebay("quiver", "inspect", tmp_path / "q").out
+    assert "\x1b" not in out
+    assert "logs" in out
+
+
+@pytest.mark.parametrize("end", ["--event-to", "--ingested-to"])
+def test_tail_takes_an_end_beyond_all_times(forebay: Callable[..., Any], directory: Path, end: str) -> None:
+    assert len(forebay("quiver", "tail", directory, "-n", 3, end, 10**30).documents) == 3

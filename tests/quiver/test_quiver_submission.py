@@ -294,3 +294,12 @@ def test_wal_files_that_cannot_be_given_back_fail_in_our_words(operation: str) -
             assert await drain(quiver, "a") == list(range(60))
 
     simulate(scenario)
+
+
+def test_more_rows_than_arrow_writes_are_refused() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk) as quiver:
+            with pytest.raises(LimitExceeded, match="ROWS_MAX"):
+                await quiver.ingest(pa.record_batch({"nothing": pa.nulls(1 << 31)}))
+
+    simulate(scenario)

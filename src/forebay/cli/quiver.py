@@ -69,7 +69,7 @@ def inspect(
         out.line(f"{name:<16} {out.printable(json.dumps(value))}")
     for each in segments:
         out.line(
-            f"segment {each['segment']:<8} {each['signal']:<10} {each['rows']:>10,} rows  "
+            f"segment {each['segment']:<8} {out.printable(each['signal']):<10} {each['rows']:>10,} rows  "
             f"{format_bytes(each['file_bytes'])}"
         )
 

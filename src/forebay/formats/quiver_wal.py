@@ -33,6 +33,7 @@ from forebay.formats._errors import Corrupt
 __all__ = [
     "CODECS",
     "CONTEXT_BYTES_MAX",
+    "ROWS_MAX",
     "SCHEMA_BYTES_MAX",
     "SIGNAL_BYTES_MAX",
     "Entry",
@@ -49,11 +50,15 @@ SIGNAL_BYTES_MAX: Final = 64
 """Longest name of a signal type in UTF-8 bytes."""
 CONTEXT_BYTES_MAX: Final = 16_384
 """Largest context of one batch, encoded."""
+ROWS_MAX: Final = (1 << 31) - 1
+"""Most rows of one batch, as many as Arrow writes: columns of nulls have no bytes that would bound them."""
 SCHEMA_BYTES_MAX: Final = 4 * 1024 * 1024
 """Largest schema, metadata included, as an IPC message. A segment's footer must have room for it."""
 
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 _HEAD: Final = struct.Struct("<32sIBBHQ")
+_LENGTH: Final = struct.Struct("<I")
+"""Behind the four bytes with which every message of a stream begins."""
 _WHAT: Final = "quiver WAL entry"
 _decode_context = msgspec.msgpack.Decoder(dict[str, str]).decode
 _encode_context = msgspec.msgpack.Encoder(order="sorted").encode
@@ -73,7 +78,17 @@ class Entry:
 
 def fingerprint(schema: pa.Schema) -> bytes:
     """32 bytes that tell schemas apart, metadata and dictionary types included."""
-    return hashlib.blake2b(memoryview(schema.serialize()), digest_size=32).digest()
+    return _digest(memoryview(schema.serialize()))
+
+
+def _digest(message: memoryview) -> bytes:
+    return hashlib.blake2b(message, digest_size=32).digest()
+
+
+def _first_message(stream: memoryview) -> memoryview:
+    """The schema, of a stream that Arrow has read."""
+    [length] = _LENGTH.unpack_from(stream, 4)
+    return stream[: 8 + length]
 
 
 def has_dictionary(kind: Any) -> bool:
@@ -118,6 +133,8 @@ def encode_pieces(
     name, extra = _text("the signal type", signal), b""
     if len(name) > SIGNAL_BYTES_MAX:
         raise LimitExceeded("SIGNAL_BYTES_MAX", limit=SIGNAL_BYTES_MAX, actual=len(name))
+    if batch.num_rows > ROWS_MAX:
+        raise LimitExceeded("ROWS_MAX", limit=ROWS_MAX, actual=batch.num_rows, hint="ingest smaller batches")
     if context:
         # What is not text would be written, and would make the entry unreadable for good.
         for each in (*context, *context.values()):
@@ -173,6 +190,8 @@ def decode(body: bytes | memoryview) -> Entry:
             batch.validate()
     except (msgspec.MsgspecError, UnicodeDecodeError, pa.ArrowException, StopIteration, OSError) as error:
         raise Corrupt(_WHAT, begin, str(error)) from error
-    if batch.num_rows != rows or fingerprint(batch.schema) != digest:
+    # The bytes of the schema are compared, not what is made of them: a process that knows an extension type,
+    # or has another release of Arrow, may write the same schema in other bytes.
+    if batch.num_rows != rows or _digest(_first_message(view[begin:])) != digest:
         raise Corrupt(_WHAT, 0, "rows or schema are not those of the Arrow bytes")
     return Entry(batch, signal, context, digest, size)

@@ -67,12 +67,12 @@ class Selection:
                 np.array([each.rows for each in view.meta.sources], np.int64),
             )
             mask = _within(pa.array(times[view.row_indices()]), self.ingested_ms)
-            table = table.filter(mask)
+            table = _filtered(table, mask)
         if self.event_ns is not None:
             column = _event_times(table, event_time_column)
             if pa.types.is_timestamp(column.type):
                 column = column.cast(pa.timestamp("ns")).cast(pa.int64())
-            table = table.filter(_within(column, self.event_ns))
+            table = _filtered(table, _within(column, self.event_ns))
         return table
 
 
@@ -101,7 +101,23 @@ def _within(column: pa.ChunkedArray | pa.Array, wanted: Range) -> pa.ChunkedArra
     first, last = wanted
     mask = pc.is_valid(column)
     if first is not None:
-        mask = pc.and_(mask, pc.greater_equal(column, first))
+        mask = pc.and_(mask, pc.greater_equal(column, _clamped(first)))
     if last is not None:
-        mask = pc.and_(mask, pc.less_equal(column, last))
+        mask = pc.and_(mask, pc.less_equal(column, _clamped(last)))
     return mask
+
+
+def _filtered(table: pa.Table, mask: pa.ChunkedArray | pa.Array) -> pa.Table:
+    try:
+        return table.filter(mask)
+    except pa.ArrowNotImplementedError:
+        # Views and run-end encoded columns: Arrow cannot pick their rows, but it can cut and join them.
+        wanted = np.flatnonzero(np.asarray(mask))
+        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1) if len(wanted) else []
+        pieces = [table.slice(int(run[0]), len(run)) for run in runs]
+        return pa.concat_tables([table.slice(0, 0), *pieces]).combine_chunks()
+
+
+def _clamped(end: int) -> int:
+    """An end that Arrow can compare with. Where none of the times is within, `wants` has said so before."""
+    return min(max(int(end), -(1 << 63)), (1 << 63) - 1)

@@ -27,7 +27,7 @@ class Forms:
     """The form of each schema, made once."""
 
     def __init__(self) -> None:
-        self._kept: dict[pa.Schema, tuple[pa.Schema, SchemaForm]] = {}
+        self._kept: dict[bytes, SchemaForm] = {}
         self._last: tuple[pa.Schema, SchemaForm] | None = None
 
     def of(self, batch: pa.RecordBatch) -> SchemaForm:
@@ -38,18 +38,20 @@ class Forms:
         """
         _check_batch(batch)
         schema = batch.schema
-        # The last one is looked at first: a comparison costs a hundredth of a hash. Python takes schemas for
-        # equal whose metadata differs.
+        # The last one is looked at first: a comparison costs next to nothing. Others are known by their
+        # bytes, which cost less than a hash: extension types have none, and Python takes schemas for equal
+        # whose metadata differs.
         found = self._last
         if found is None or not schema.equals(found[0], check_metadata=True):
-            found = self._kept.get(schema)
-            if found is None or not schema.equals(found[0], check_metadata=True):
-                found = (schema, SchemaForm.of(schema))
+            message = schema.serialize().to_pybytes()
+            form = self._kept.get(message)
+            if form is None:
+                form = SchemaForm.of(schema)
                 _check_readable(batch)
                 if len(self._kept) >= SCHEMAS_KEPT:
                     self._kept.clear()
-                self._kept[schema] = found
-            self._last = found
+                self._kept[message] = form
+            found = self._last = (schema, form)
         return found[1]
 
 
