@@ -28,7 +28,7 @@ from forebay.formats.quiver_frame import ACK_MAGIC
 from forebay.kit.clock import Clock
 from forebay.quiver._ack_state import AckState
 from forebay.quiver._config import QuiverConfig
-from forebay.quiver._disk import Disk, Piece
+from forebay.quiver._disk import Disk, Piece, write_file
 from forebay.quiver._errors import from_os_error
 from forebay.quiver._group_log import GroupLog, Item
 from forebay.quiver._log_files import LogFile, LogSettings
@@ -173,8 +173,14 @@ class Acks:
 
     async def checkpoint(self) -> None:
         """Write the state down, and let go of what the previous checkpoint does not need."""
-        async with self._checkpointing:
-            await self._checkpoint()
+        await self._checkpointing.acquire()
+        # Whoever gives up waiting does not stop the thread: its file counts, and the next one comes behind.
+        writing = asyncio.ensure_future(self._checkpoint())
+        writing.add_done_callback(lambda _: self._checkpointing.release())
+        await asyncio.shield(writing)
+        keep = self._checkpoints[-2:]
+        oldest = min(each.generation for each in keep) if len(keep) > 1 else 0
+        await self.log.remove([file for number, file in sorted(self.log.files.items()) if number < oldest])
 
     async def _checkpoint(self) -> None:
         generation = max(self.log.files, default=1)
@@ -204,19 +210,12 @@ class Acks:
         self._checkpoints = [*left, *keep]
         self._checkpoint_bytes = sum(each.size for each in self._checkpoints)
         self._checkpoint_at = self._clock.monotonic()
-        oldest = min(each.generation for each in keep) if len(keep) > 1 else 0
-        await self.log.remove([file for number, file in sorted(self.log.files.items()) if number < oldest])
 
     def _write(self, name: str, data: Piece) -> None:
         """Make a file durable under its name; nothing of it stays where that fails."""
         temporary = f"{name}.tmp"
-        file = self._disk.open(temporary, create=True)
+        write_file(self._disk, temporary, [data])
         try:
-            try:
-                file.write(0, [data])
-                file.sync()
-            finally:
-                file.close()
             self._disk.rename(temporary, name)
             self._disk.sync_directory("ack")
         except BaseException:

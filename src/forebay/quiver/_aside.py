@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from forebay.quiver._disk import Disk, Piece
+from forebay.quiver._disk import Disk, Piece, write_file
 
 __all__ = ["ASIDE", "keep", "total_bytes"]
 
@@ -31,7 +31,7 @@ def keep(disk: Disk, directory: str, files: Mapping[str, Piece], limit: int) -> 
         if each != directory or name not in files
     ]
     total = sum(size for _, size in kept)
-    need = sum(map(len, files.values()))
+    need = sum(size for size in map(len, files.values()) if size <= limit)
     while kept and total + need > limit:
         name, size = kept.pop(0)
         disk.remove(name)
@@ -39,20 +39,7 @@ def keep(disk: Disk, directory: str, files: Mapping[str, Piece], limit: int) -> 
     for name, data in files.items():
         disk.remove(f"{directory}/{name}")
         if total + len(data) <= limit:
-            _write(disk, f"{directory}/{name}", data)
+            write_file(disk, f"{directory}/{name}", [data])
             total += len(data)
     disk.sync_directory(directory)
     return total
-
-
-def _write(disk: Disk, name: str, data: Piece) -> None:
-    file = disk.open(name, create=True)
-    try:
-        try:
-            file.write(0, [data])
-            file.sync()
-        finally:
-            file.close()
-    except BaseException:
-        disk.remove(name)  # a part of it would pass for all there was
-        raise

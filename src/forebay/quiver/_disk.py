@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
-__all__ = ["Disk", "DiskFile", "Lane", "Piece"]
+__all__ = ["Disk", "DiskFile", "Lane", "Piece", "write_file"]
 
 T = TypeVar("T")
 Lane: TypeAlias = Literal["wal", "ack", "segments", "reads", "files"]
@@ -120,3 +120,24 @@ class Disk(Protocol):
     async def close(self) -> None:
         """End the lanes. Work under way is finished."""
         ...
+
+
+def write_file(disk: Disk, name: str, pieces: Iterable[Piece], *, is_aside: bool = False) -> None:
+    """Make a new file with these bytes, durable but for its name, which takes a sync of the directory.
+
+    Nothing of it stays where that fails: a part would pass for all there was, and a full disk would get
+    fuller with each attempt. `is_aside` writes as `DiskFile.write_aside` does.
+    """
+    file = disk.open(name, create=True)
+    try:
+        try:
+            if is_aside:
+                file.write_aside(0, pieces)
+            else:
+                file.write(0, list(pieces))
+            file.sync()
+        finally:
+            file.close()
+    except BaseException:
+        disk.remove(name)
+        raise

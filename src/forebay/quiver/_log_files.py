@@ -16,6 +16,7 @@ All state belongs to the event loop.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from forebay.formats.quiver_frame import FileHeader, encode_file_header
-from forebay.quiver._disk import Disk, DiskFile, Lane
+from forebay.quiver._disk import Disk, DiskFile, Lane, write_file
 from forebay.quiver._errors import from_os_error
 
 __all__ = ["SPARE", "LogFile", "LogFiles", "LogSettings", "SyncFailed", "file_name", "generation_of"]
@@ -352,14 +353,19 @@ class LogFiles:
                 left.remove(name)
             self._disk.sync_directory(self._directory)
 
-        try:
-            await self._in_files(work)
-        finally:
-            # What is still there counts, and is tried again: a spare as one, the ready file as one to trim.
-            self._spares.update({name: size for name, size in spares.items() if name in left})
-            if ready is not None and names[-1] in left:
-                self.files[ready[1].generation] = ready[1]
-            self.count()
+        async def drop() -> None:
+            try:
+                await self._in_files(work)
+            finally:
+                # What is still there counts, and is tried again: a spare as one, the ready file as one to
+                # trim.
+                self._spares.update({name: size for name, size in spares.items() if name in left})
+                if ready is not None and names[-1] in left:
+                    self.files[ready[1].generation] = ready[1]
+                self.count()
+
+        # Whoever gives up waiting does not stop the thread: what is left is counted when it is through.
+        await asyncio.shield(asyncio.ensure_future(drop()))
 
     async def _in_files(self, work: Callable[[], T]) -> T:
         try:
@@ -371,14 +377,9 @@ class LogFiles:
 
     def _fill(self, name: str, size: int) -> None:
         place = f"{self._directory}/{name}"
-        file = self._disk.open(place, create=True)
+        zeros = (_ZEROS[: size - offset] for offset in range(0, size, len(_ZEROS)))
+        write_file(self._disk, place, zeros, is_aside=True)
         try:
-            try:
-                for offset in range(0, size, len(_ZEROS)):
-                    file.write_aside(offset, [_ZEROS[: size - offset]])
-                file.sync()
-            finally:
-                file.close()
             self._disk.sync_directory(self._directory)
         except OSError:
             self._disk.remove(place)

@@ -33,7 +33,7 @@ from forebay.formats.quiver_frame import (
 from forebay.quiver._ack_state import AckState
 from forebay.quiver._acks import RECORD_TYPE, CheckpointFile
 from forebay.quiver._aside import total_bytes
-from forebay.quiver._disk import Disk
+from forebay.quiver._disk import Disk, write_file
 from forebay.quiver._log_files import SPARE, LogFile, file_name, generation_of
 from forebay.quiver._report import RecoveryReport
 from forebay.quiver._runs import RunSet
@@ -127,6 +127,10 @@ class _Recovery:
         found.state.implied = set()
         self._replay_acks(names, 0 if checkpoint is None else checkpoint.generation)
         found.state.settle_implied(keep=self.report.redelivery_possible)
+        # One that began at `latest` while a segment was written counts its number as gone. Should a crash
+        # have kept that segment from being, no other may get the number: it would be passed over.
+        for who in found.state.subscribers.values():
+            found.state.saw_segment(who.high_water)
 
     def _replay_acks(self, names: list[tuple[str, int]], since: int) -> None:
         found, begins, last = self.found, 0, 0
@@ -218,7 +222,10 @@ class _Recovery:
     def _adopt(self, number: int, info: SegmentInfo) -> None:
         """A segment that `ack.log` does not speak of: new, or the rest of something cut short."""
         state = self.found.state
-        if all(not state.covered.gaps(first, last) for first, last in info.entries):
+        is_elsewhere = all(not state.covered.gaps(first, last) for first, last in info.entries)
+        # Nobody would get one whose number is told to be gone, because its write seemed to fail: the WAL
+        # still has its entries, and they get a number of their own.
+        if is_elsewhere or state.is_resolved(number):
             del self.found.segments[number]
             self.report.strays_removed += 1
             self._remove(segment_name(number))
@@ -320,12 +327,7 @@ class _Recovery:
             return
         # A full disk must not keep a store from opening: the report says it all the same.
         with contextlib.suppress(OSError):
-            file = self.disk.open(f"quarantine/{name}.bin", create=True)
-            try:
-                file.write(0, [piece])
-                file.sync()
-            finally:
-                file.close()
+            write_file(self.disk, f"quarantine/{name}.bin", [piece])
             self.report.quarantined.append(f"quarantine/{name}.bin")
 
     def _put_aside(self, name: str, new: str) -> None:

@@ -23,10 +23,11 @@ from forebay.errors import FormatError, NotFound
 from forebay.formats.quiver_ack import Floor
 from forebay.formats.quiver_segment import Encoding, Source
 from forebay.quiver._config import QuiverConfig
-from forebay.quiver._disk import Disk, Piece
-from forebay.quiver._errors import UnknownSubscriber
+from forebay.quiver._disk import Disk, Piece, write_file
+from forebay.quiver._errors import DirectoryInUse, UnknownSubscriber
 from forebay.quiver._inspect import DirectoryView
 from forebay.quiver._local_disk import LocalDisk
+from forebay.quiver._log_files import generation_of
 from forebay.quiver._quiver import Quiver
 from forebay.quiver._reading import SegmentView
 from forebay.quiver._recovery import DIRECTORIES
@@ -70,10 +71,15 @@ async def repair(path: str | os.PathLike[str], *, unregister: Sequence[str] = ()
             done.unregistered.append(name)
     disk = LocalDisk(root)
     # The store is closed by now; the lock keeps it so.
-    disk.lock()
+    try:
+        disk.lock()
+    except BlockingIOError as error:
+        raise DirectoryInUse(str(root)) from error
     try:
         for name, _ in disk.list("segments"):
-            _repair_segment(disk, f"segments/{name}", done)
+            # What else lies there is not the store's.
+            if (number := generation_of(name, "arrow")) is not None:
+                _repair_segment(disk, number, done)
         for name, _ in disk.list("dead"):
             _repair_dead_letter(disk, name)
     finally:
@@ -89,9 +95,9 @@ async def repair(path: str | os.PathLike[str], *, unregister: Sequence[str] = ()
     return done
 
 
-def _repair_segment(disk: Disk, name: str, done: Repaired) -> None:
+def _repair_segment(disk: Disk, number: int, done: Repaired) -> None:
+    name = segment_name(number)
     data = disk.read(name)
-    number = int(Path(name).stem)
     try:
         view = SegmentView(data)
     except FormatError:
@@ -108,7 +114,7 @@ def _repair_segment(disk: Disk, name: str, done: Repaired) -> None:
         piece = data[part.offset : part.offset + part.length]
         _write(disk, f"quarantine/part-{number:016d}-{part.offset}.bin", [piece])
     disk.sync_directory("quarantine")
-    temporary = f"{segment_name(number)}.tmp"
+    temporary = f"{name}.tmp"
     _write(disk, temporary, whole_pieces(view))
     disk.protect(temporary)
     disk.rename(temporary, name)
@@ -154,9 +160,4 @@ def _put_aside(disk: Disk, name: str, number: int, done: Repaired) -> None:
 
 def _write(disk: Disk, name: str, pieces: Sequence[Piece]) -> None:
     disk.remove(name)
-    file = disk.open(name, create=True)
-    try:
-        file.write(0, pieces)
-        file.sync()
-    finally:
-        file.close()
+    write_file(disk, name, pieces)

@@ -26,7 +26,7 @@ from forebay.formats import quiver_segment
 from forebay.formats.quiver_ack import Runs
 from forebay.formats.quiver_segment import Encoding, SegmentMeta, Source
 from forebay.formats.quiver_wal import has_dictionary
-from forebay.quiver._disk import Disk, Piece
+from forebay.quiver._disk import Disk, Piece, write_file
 from forebay.quiver._runs import RunSet
 
 __all__ = [
@@ -215,18 +215,12 @@ def write(
     """
     name = segment_name(template.segment)
     temporary = f"{name}.tmp"
-    file = disk.open(temporary, create=True)
+    encoding = _encoding(batches, template, event_time_column)
+    write_file(disk, temporary, _pieces(encoding), is_aside=True)
     try:
-        try:
-            encoding = _encoding(batches, template, event_time_column)
-            file.write_aside(0, _pieces(encoding))
-            file.sync()
-        finally:
-            file.close()
         disk.protect(temporary)
         disk.rename(temporary, name)
     except BaseException:
-        # Every further attempt has another name, and a full disk must not get fuller with each.
         disk.remove(temporary)
         raise
     try:
