@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.quiver.harness import SMALL, batch, drain
 from tests.quiver.test_quiver_cores import KEEP, shards
 
 from forebay.errors import StorageFull, UsageError
-from forebay.quiver import DirectoryInUse, Quiver, QuiverCore, UnknownSubscriber
+from forebay.quiver import DirectoryInUse, LocalDisk, Quiver, QuiverCore, UnknownSubscriber
 from forebay.quiver._budget import SharedBudget
 
 
@@ -113,3 +114,46 @@ async def test_core_that_is_refused_changes_no_figure_of_the_one_that_has_the_di
         assert budget._words.tolist() == before
         assert not refused._budgets
         await refused.close()
+
+
+async def test_shard_is_nobody_elses_until_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await abandon(tmp_path, "a")
+    remove = QuiverCore._remove
+    removed = []
+
+    def taken(core: QuiverCore, number: int) -> None:
+        with pytest.raises(BlockingIOError):
+            LocalDisk(tmp_path / "core_1").lock()
+        remove(core, number)
+        removed.append(number)
+
+    monkeypatch.setattr(QuiverCore, "_remove", taken)
+    async with QuiverCore(tmp_path, 0, 1, KEEP) as core:
+        await core.flush()
+        assert await drain(core, "a") == [7]  # type: ignore[arg-type]
+        await core.maintain()
+    assert removed == [1]
+    async with QuiverCore(tmp_path, 1, 2, KEEP) as core:
+        await core.ingest(batch(8))
+
+
+async def test_lock_of_a_directory_that_was_removed_is_no_lock_of_the_one_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, place = LocalDisk(tmp_path / "q"), tmp_path / "q"
+    place.mkdir()
+    flock = fcntl.flock
+
+    def overtaken(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        shutil.rmtree(place)
+        place.mkdir()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    with pytest.raises(OSError, match=str(place)):
+        late.lock()
+    async with Quiver(place, SMALL) as quiver:
+        assert quiver.report.is_clean

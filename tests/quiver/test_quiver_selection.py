@@ -13,7 +13,15 @@ import pytest
 from tests.quiver.harness import SMALL
 
 from forebay.errors import UsageError
-from forebay.quiver import DirectoryView, Forwarder, Quiver, SegmentView, Selection
+from forebay.quiver import (
+    DirectoryView,
+    Forwarder,
+    Quiver,
+    QuiverCore,
+    SegmentView,
+    Selection,
+    read_forwarded,
+)
 from forebay.storage import MemoryStore
 
 
@@ -90,3 +98,34 @@ async def test_segments_are_encoded_for_a_bucket_beside_the_event_loop(
     await quiver.close()
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
+
+
+async def test_rows_of_forwarded_segments_are_counted_without_decoding_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiver = await timed(tmp_path / "q")
+    sender = Forwarder(quiver, MemoryStore(), source="edge")
+    await sender.register()
+
+    def decoded(view: SegmentView) -> pa.Table:
+        raise AssertionError("a compressed segment would keep the event loop")
+
+    monkeypatch.setattr(SegmentView, "table", decoded)
+    assert (await sender.run(0)).rows == 3
+    await quiver.close()
+
+
+async def test_forwarder_of_a_core_takes_what_the_core_adopted(tmp_path: Path) -> None:
+    for core in range(2):
+        async with QuiverCore(tmp_path / "q", core, 2) as quiver:
+            await quiver.ingest(pa.record_batch({"timestamp": [core]}))
+    bucket = MemoryStore()
+    async with QuiverCore(tmp_path / "q", 0, 1) as quiver:
+        sender = Forwarder(quiver, bucket, source="edge")
+        await sender.register()
+        await quiver.flush()
+        assert (await sender.run(0)).segments == 2
+        await quiver.maintain()
+        assert quiver.adopted == []
+    found = [view.table()["timestamp"].to_pylist() async for view in read_forwarded(bucket)]
+    assert sorted(found) == [[0], [1]]

@@ -271,12 +271,15 @@ class QuiverCore:
             if stats.segments or stats.open_bytes:
                 continue
             del self._adopted[number]
-            await each.close()
             try:
+                # Locked until it is gone: a process that takes the shard now would ingest into it.
+                await each._close(keeps_lock=True)
                 self._remove(number)
             except OSError as error:
                 # It has no data any more: the next opening adopts it again, and removes the rest.
                 _log.warning("quiver.core.not_removed: core_%d: %s", number, error)
+            finally:
+                each._disk.unlock()
 
     def _present(self) -> Iterator[tuple[int, Quiver]]:
         """The adopted shards, without those that another task releases in the meantime."""

@@ -25,7 +25,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from forebay.errors import Closed, FormatError, UsageError
 from forebay.formats.quiver_ack import Outcome
@@ -42,6 +42,7 @@ from forebay.quiver._segment_file import SegmentInfo, segment_name
 
 __all__ = ["Deliveries", "Delivery"]
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -256,10 +257,14 @@ class Deliveries:
                 return None
             await self._sleep(desk, deadline, now)
 
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do work with a segment that is handed out, in the thread that reads them."""
+        return await self._disk.run("reads", work)
+
     async def look(self, segment: int) -> SegmentView | None:
         """A segment without a claim. None where it is gone, or damaged beyond reading, which is counted."""
         try:
-            return await self.reader.open(segment)
+            return await self._view(segment)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -311,7 +316,7 @@ class Deliveries:
 
     async def _open_claimed(self, name: str, segment: int, claim: _Claim) -> Delivery | None:
         try:
-            view = await self.reader.open(segment)
+            view = await self._view(segment)
         except OSError:
             self._metrics.read_errors.inc()
             if segment in self._segments:
@@ -335,7 +340,24 @@ class Deliveries:
                     for each in parts
                 },
             )
+        who = self._acks.state.subscribers.get(name)
+        if who is None or who.is_resolved(segment):
+            # Whoever had it before has settled it in the meantime, or retention took it.
+            self._drop_claim(name, segment, claim)
+            return None
         return Delivery(self, name, view, claim)
+
+    async def _view(self, segment: int) -> SegmentView:
+        view = await self.reader.open(segment)
+        if segment not in self._segments:
+            # Deleted meanwhile: kept mapped, it would keep its space on the disk.
+            self.reader.forget(segment)
+        return view
+
+    def _drop_claim(self, name: str, segment: int, claim: _Claim) -> None:
+        desk = self._desks.get(name)
+        if desk is not None and desk.claims.get(segment) is claim:
+            del desk.claims[segment]
 
     async def _quarantine(self, segment: int, files: Callable[[], dict[str, Piece]]) -> None:
         """Damaged bytes outlive their segment, within the bound. Once, and never at the cost of delivery."""
@@ -345,15 +367,24 @@ class Deliveries:
 
     async def _keep(self, directory: str, files: Callable[[], dict[str, Piece]]) -> None:
         limit = self._config.aside_bytes_max
-        try:
-            self.aside_bytes = await self._disk.run(
-                "reads", lambda: _aside.keep(self._disk, directory, files(), limit)
-            )
-        except OSError:
-            # The oldest may be gone all the same, to make room.
-            with contextlib.suppress(OSError):
-                self.aside_bytes = await self._disk.run("reads", lambda: _aside.total_bytes(self._disk))
-            raise
+
+        def work() -> tuple[int | None, OSError | None]:
+            try:
+                return _aside.keep(self._disk, directory, files(), limit), None
+            except OSError as error:
+                # The oldest may be gone all the same, to make room.
+                with contextlib.suppress(OSError):
+                    return _aside.total_bytes(self._disk), error
+                return None, error
+
+        async def keep() -> None:
+            total, problem = await self._disk.run("reads", work)
+            self.aside_bytes = self.aside_bytes if total is None else total
+            if problem is not None:
+                raise problem
+
+        # Whoever gives up waiting does not stop the thread, and what it keeps counts.
+        await asyncio.shield(asyncio.ensure_future(keep()))
 
     async def bound_aside(self) -> None:
         """Hold what was put aside at opening to the bound, once everybody has been told of it."""

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from forebay.errors import ForebayError, FormatError, NotFound, PreconditionFailed, UsageError
 from forebay.formats.quiver_segment import SegmentMeta
+from forebay.quiver._cores import QuiverCore
 from forebay.quiver._delivery import Delivery
 from forebay.quiver._quiver import Quiver
 from forebay.quiver._reading import SegmentView
@@ -63,7 +64,7 @@ class Forwarder:
 
     def __init__(
         self,
-        quiver: Quiver,
+        quiver: Quiver | QuiverCore,
         store: ObjectStore,
         *,
         source: str,
@@ -97,7 +98,7 @@ class Forwarder:
     async def _forward(self, delivery: Delivery) -> None:
         try:
             # In a thread: Parquet of a large segment would keep the loop, and every ingest, for 200 ms.
-            data = await self._quiver._disk.run("reads", lambda: self._encode(delivery.view))
+            data = await delivery._deliveries.run(lambda: self._encode(delivery.view))
             with contextlib.suppress(PreconditionFailed):
                 # Otherwise an earlier attempt got there; the name says that it is the same.
                 await self._store.put(self.key(delivery.view.meta), data, ABSENT)
@@ -110,7 +111,7 @@ class Forwarder:
             return
         if await delivery.ack():
             self.done.segments += 1
-            self.done.rows += delivery.view.table().num_rows
+            self.done.rows += delivery.view.num_rows
             self.done.bytes += len(data)
 
     def key(self, meta: SegmentMeta) -> str:

@@ -112,6 +112,9 @@ class LocalDisk:
         descriptor = os.open(self._root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever had it before may have removed the directory with the file that is locked now.
+            if not os.path.samestat(os.fstat(descriptor), (self._root / _LOCK_NAME).stat()):
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         except OSError as error:
             os.close(descriptor)
             raise OSError(error.errno, error.strerror, str(self._root)) from None

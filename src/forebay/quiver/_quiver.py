@@ -56,6 +56,7 @@ from forebay.quiver._segment_file import Batch, SegmentInfo
 from forebay.quiver._selection import Selection
 from forebay.quiver._stats import QuiverStats, collect
 from forebay.quiver._submission import Forms, context_of
+from forebay.quiver._to_the_end import to_the_end
 
 __all__ = ["Quiver", "Receipt"]
 
@@ -270,6 +271,9 @@ class Quiver:
 
     async def close(self) -> None:
         """Finalize what is open, write a checkpoint, let the directory go. What fails is in the WAL."""
+        await self._close()
+
+    async def _close(self, *, keeps_lock: bool = False) -> None:
         if not self._is_open:
             return
         self._is_open = False
@@ -282,20 +286,25 @@ class Quiver:
                 await self._acks.record_finalized()
                 await self._acks.checkpoint()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-            await self._finalizer.stop()
-            await self._wal.close()
-            await self._acks.log.close()
-            self._deliveries.close()
-            await self._let_go()
+            # Left in the middle, it would keep the directory from everybody for as long as the process lives.
+            await to_the_end(lambda: self._end(keeps_lock=keeps_lock))
 
-    async def _let_go(self) -> None:
+    async def _end(self, *, keeps_lock: bool) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._finalizer.stop()
+        await self._wal.close()
+        await self._acks.log.close()
+        self._deliveries.close()
+        await self._let_go(keeps_lock=keeps_lock)
+
+    async def _let_go(self, *, keeps_lock: bool = False) -> None:
         # A thread may still be at work for a task that was cancelled: nobody else gets the directory before.
         await self._disk.close()
-        self._disk.unlock()
+        if not keeps_lock:
+            self._disk.unlock()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -418,6 +427,8 @@ class Quiver:
             _log.warning("quiver.segment.finalize_failed: %s", self._finalizer.problem)
 
     def _applied(self, record: Record) -> None:
+        if isinstance(record, Unregister):
+            self._deliveries.forget(record.subscriber)
         self._backlog.applied(record)
         self._retention.judge(record)
         self._trim_wanted.set()
@@ -467,7 +478,6 @@ class Quiver:
         if name not in self._acks.state.subscribers:
             return False
         await self._acks.commit([Unregister(name)])
-        self._deliveries.forget(name)
         return True
 
     def activate(self, name: str) -> None:

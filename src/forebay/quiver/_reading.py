@@ -61,6 +61,11 @@ class SegmentView:
         """The schema of its batches."""
         return self._file.schema
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of `batches`, known without a look at them."""
+        return sum(part.rows for index, part in enumerate(self.meta.parts) if index not in self.bad_parts)
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The record batches, without those that are damaged."""
         for index in range(len(self.meta.parts)):
