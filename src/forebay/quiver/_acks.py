@@ -32,6 +32,7 @@ from forebay.quiver._disk import Disk, Piece, write_file
 from forebay.quiver._errors import from_os_error
 from forebay.quiver._group_log import GroupLog, Item
 from forebay.quiver._log_files import LogFile, LogSettings
+from forebay.quiver._to_the_end import on_its_own
 
 __all__ = ["Acks", "CheckpointFile"]
 
@@ -174,13 +175,17 @@ class Acks:
     async def checkpoint(self) -> None:
         """Write the state down, and let go of what the previous checkpoint does not need."""
         await self._checkpointing.acquire()
-        # Whoever gives up waiting does not stop the thread: its file counts, and the next one comes behind.
-        writing = asyncio.ensure_future(self._checkpoint())
-        writing.add_done_callback(lambda _: self._checkpointing.release())
-        await asyncio.shield(writing)
+        # Once it has its turn it goes on without us: its file counts, and the next one comes behind it.
+        await on_its_own(self._checkpoint_in_turn())
         keep = self._checkpoints[-2:]
         oldest = min(each.generation for each in keep) if len(keep) > 1 else 0
         await self.log.remove([file for number, file in sorted(self.log.files.items()) if number < oldest])
+
+    async def _checkpoint_in_turn(self) -> None:
+        try:
+            await self._checkpoint()
+        finally:
+            self._checkpointing.release()
 
     async def _checkpoint(self) -> None:
         generation = max(self.log.files, default=1)

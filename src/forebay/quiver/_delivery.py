@@ -39,6 +39,7 @@ from forebay.quiver._finalizer import TIMER_S
 from forebay.quiver._metrics import QuiverMetrics
 from forebay.quiver._reading import SegmentReader, SegmentView
 from forebay.quiver._segment_file import SegmentInfo, segment_name
+from forebay.quiver._to_the_end import on_its_own
 
 __all__ = ["Deliveries", "Delivery"]
 
@@ -383,8 +384,7 @@ class Deliveries:
             if problem is not None:
                 raise problem
 
-        # Whoever gives up waiting does not stop the thread, and what it keeps counts.
-        await asyncio.shield(asyncio.ensure_future(keep()))
+        await on_its_own(keep())
 
     async def bound_aside(self) -> None:
         """Hold what was put aside at opening to the bound, once everybody has been told of it."""

@@ -16,7 +16,6 @@ All state belongs to the event loop.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import Final, TypeVar
 from forebay.formats.quiver_frame import FileHeader, encode_file_header
 from forebay.quiver._disk import Disk, DiskFile, Lane, write_file
 from forebay.quiver._errors import from_os_error
+from forebay.quiver._to_the_end import on_its_own
 
 __all__ = ["SPARE", "LogFile", "LogFiles", "LogSettings", "SyncFailed", "file_name", "generation_of"]
 
@@ -364,8 +364,7 @@ class LogFiles:
                     self.files[ready[1].generation] = ready[1]
                 self.count()
 
-        # Whoever gives up waiting does not stop the thread: what is left is counted when it is through.
-        await asyncio.shield(asyncio.ensure_future(drop()))
+        await on_its_own(drop())
 
     async def _in_files(self, work: Callable[[], T]) -> T:
         try:
