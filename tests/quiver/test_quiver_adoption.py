@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import logging
@@ -157,3 +158,31 @@ async def test_lock_of_a_directory_that_was_removed_is_no_lock_of_the_one_in_its
         late.lock()
     async with Quiver(place, SMALL) as quiver:
         assert quiver.report.is_clean
+
+
+async def test_closing_of_a_core_that_is_given_up_closes_all_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await abandon(tmp_path, "b")
+    core = await QuiverCore(tmp_path, 0, 1, KEEP, sharing="shared").open()
+    assert core.adopted == [1]
+    ending, may_end, close = asyncio.Event(), asyncio.Event(), LocalDisk.close
+
+    async def slow(disk: LocalDisk) -> None:
+        ending.set()
+        await may_end.wait()
+        await close(disk)
+
+    monkeypatch.setattr(LocalDisk, "close", slow)
+    closing = asyncio.create_task(core.close())
+    await ending.wait()
+    closing.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    for number in range(2):
+        disk = LocalDisk(tmp_path / f"core_{number}")
+        disk.lock()
+        disk.unlock()
+    assert not core._budgets

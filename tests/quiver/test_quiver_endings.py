@@ -16,8 +16,13 @@ from tests.quiver.sim_disk import SimDisk
 
 from forebay.errors import Closed, UsageError
 from forebay.quiver import LocalDisk, Quiver, _quiver, _segment_file
+from forebay.quiver._log_files import LogFiles
 from forebay.quiver._recovery import recover
 from forebay.testing.world import World
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 class Held:
@@ -118,6 +123,40 @@ def test_opening_that_is_given_up_at_its_last_step_can_be_closed_and_tried_again
             assert sorted(await drain(quiver, "a")) == [0, 1, 2, 3], "the WAL has what the segment had"
 
     simulate(scenario)
+
+
+async def test_opening_that_is_given_up_leaves_no_thread_and_no_descriptor_and_writes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Quiver(tmp_path / "q", SMALL) as quiver:
+        await quiver.register("a")
+        await quiver.ingest(batch(0))
+    [segment] = (tmp_path / "q" / "segments").iterdir()
+    segment.unlink()  # which the next opening says in ack.log
+    held = Held(LogFiles._begin_file)
+
+    def begin(*given: Any) -> Any:
+        return held(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LogFiles, "_begin_file", begin)
+        descriptors = open_files()
+        disk = Disk(tmp_path / "q")
+        opening = asyncio.create_task(Quiver(disk, SMALL).open())
+        assert await asyncio.to_thread(held.entered.wait, 60)
+        opening.cancel()
+        await disk.ending.wait()
+        held.released.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+    before = {path: path.read_bytes() for path in (tmp_path / "q" / "ack").iterdir()}
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not any(each.name.startswith("quiver-") for each in threading.enumerate())
+    assert open_files() == descriptors
+    assert {path: path.read_bytes() for path in (tmp_path / "q" / "ack").iterdir()} == before
+    async with Quiver(tmp_path / "q", SMALL) as quiver:
+        assert quiver.report.segments_lost == [1]
 
 
 @pytest.mark.parametrize("outcome", ["ack", "nack", "reject"])

@@ -17,6 +17,7 @@ store without data, and the next adoption removes the rest.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -174,14 +175,19 @@ class QuiverCore:
 
     async def close(self) -> None:
         """Close everything."""
-        if self._is_open:
-            for each in (*self._adopted.values(), self.own):
-                await each.close()
+        stores = (*self._adopted.values(), self.own) if self._is_open else ()
         self._is_open = False
-        self._adopted = {}
-        for budget in self._budgets.values():
-            budget.close()
-        self._budgets = {}
+        try:
+            # All of them, also where one cannot be closed or whoever waits gives up.
+            ends = await asyncio.gather(*(each.close() for each in stores), return_exceptions=True)
+        finally:
+            self._adopted = {}
+            for budget in self._budgets.values():
+                budget.close()
+            self._budgets = {}
+        for end in ends:
+            if end is not None:
+                raise end
 
     async def __aenter__(self) -> Self:
         return await self.open()

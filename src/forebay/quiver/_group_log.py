@@ -229,6 +229,16 @@ class GroupLog:
         self._room.set()
         await self._files.close()
 
+    def abandon(self) -> None:
+        """End at once: nothing further is written, whatever waits or is under way."""
+        self._is_open = False
+        self._latch(Closed("the store was given up", hint="open it again"))
+        self._files.abandon()
+
+    def let_go(self) -> None:
+        """Close what is open, once no lane is at work any more."""
+        self._files.let_go()
+
     # The flusher, in the loop.
 
     def _go_on(self) -> None:

@@ -165,6 +165,7 @@ class LocalDisk:
             while thread.is_alive():
                 await asyncio.sleep(0)
                 thread.join(0.001)
+        await asyncio.sleep(0)  # the outcomes of the last jobs are told
         directories, self._directories = self._directories, {}
         for descriptor in directories.values():
             os.close(descriptor)

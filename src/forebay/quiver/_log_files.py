@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
+from forebay.errors import Closed
 from forebay.formats.quiver_frame import FileHeader, encode_file_header
 from forebay.quiver._disk import Disk, DiskFile, Lane, write_file
 from forebay.quiver._errors import from_os_error
@@ -171,6 +172,9 @@ class LogFiles:
 
     def begin(self, first_sequence: int, done: Callable[[BaseException | None], None]) -> None:
         """Make the next file the active one, and call `done`: at once where it is ready."""
+        if not self._is_open:
+            done(Closed("the store was given up", hint="open it again"))
+            return
         if self._is_readying:
             self._waiting = (first_sequence, done)
             return
@@ -267,6 +271,18 @@ class LogFiles:
             self.begin(*waiting)
 
     # Files that come and go.
+
+    def abandon(self) -> None:
+        """Begin no further file."""
+        self._is_open = False
+
+    def let_go(self) -> None:
+        """Close what is open, once no lane is at work any more."""
+        handles = [self.handle, None if self._ready is None else self._ready[0]]
+        self.handle = self.active = self._ready = None
+        for handle in handles:
+            if handle is not None:
+                handle.close()
 
     async def close(self) -> None:
         """Close what is open. A ready file stays: the next opening finds no frame in it."""

@@ -103,6 +103,7 @@ class Quiver:
         self._group_series = GroupSeries(self._metrics)
         self._forms = Forms()
         self._tasks: list[asyncio.Task[None]] = []
+        self._logs: list[GroupLog] = []
         self._is_open = False
         self._kept_loop_bytes = 0
         self._trim_wanted = asyncio.Event()
@@ -129,6 +130,9 @@ class Quiver:
             await self._begin(found)
         except BaseException as error:
             self._is_open = False
+            # What the logs have under way would go on in new threads, when the directory is somebody else's.
+            for log in self._logs:
+                log.abandon()
             await self._let_go()
             if isinstance(error, OSError):
                 raise from_os_error("reading the directory", error) from error
@@ -205,6 +209,7 @@ class Quiver:
             found.ack_spares,
         )
         self._wal.start(found.wal_files, found.next_wal_generation, state.next_entry, found.wal_spares)
+        self._logs = [self._wal, self._acks.log]
         self._orphans = Orphans(
             config,
             clock,
@@ -303,6 +308,8 @@ class Quiver:
     async def _let_go(self, *, keeps_lock: bool = False) -> None:
         # A thread may still be at work for a task that was cancelled: nobody else gets the directory before.
         await self._disk.close()
+        for log in self._logs:
+            log.let_go()
         if not keeps_lock:
             self._disk.unlock()
 
