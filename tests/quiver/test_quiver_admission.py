@@ -93,3 +93,22 @@ def test_grant_is_over_also_where_the_group_fails() -> None:
             await quiver.ingest(batch(2))
 
     simulate(scenario)
+
+
+def test_crowd_that_waited_for_the_wal_does_not_pass_the_cap_together() -> None:
+    config = dataclasses.replace(SMALL, size_cap_bytes=1 << 18)
+
+    async def scenario(world: World, disk: SimDisk) -> None:
+        disk.delays["segments"] = 0.05
+        async with store(world, disk, config) as quiver:
+            await quiver.register("a")
+            crowd = [asyncio.ensure_future(quiver.ingest(batch(number, 900))) for number in range(40)]
+            done = await asyncio.gather(*crowd, return_exceptions=True)
+            await quiver.flush()
+            assert sum(map(len, disk.files().values())) <= config.size_cap_bytes
+            taken = sum(not isinstance(each, BaseException) for each in done)
+            assert 0 < taken < 40
+            assert all(isinstance(each, QuiverFull) for each in done if isinstance(each, BaseException))
+            assert len(await drain(quiver, "a")) == taken
+
+    simulate(scenario)

@@ -68,3 +68,30 @@ async def test_segment_that_goes_while_it_is_opened_does_not_stay_mapped(
         released.set()
         assert (await reading).meta.rows == 10
         assert not quiver._deliveries.reader._views
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_rejection_that_is_overtaken_by_another_outcome_says_that_it_changed_nothing(
+    is_deleted: bool,
+) -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, ONE_MAP) as quiver:
+            await quiver.register("a")
+            if not is_deleted:
+                await quiver.register("pins")
+            await quiver.ingest(batch(1))
+            await quiver.flush()
+            first = await quiver.next("a")
+            await world.clock().sleep(6)  # the lease lapses
+            second = await quiver.next("a")
+            assert first is not None
+            assert second is not None
+            disk.delays["reads"] = 1.0
+            rejecting = asyncio.ensure_future(second.reject())
+            await world.clock().sleep(0.1)
+            assert await first.ack()
+            assert await rejecting is False
+            assert quiver.stats().subscribers[0].in_flight == 0
+            assert quiver.stats().subscribers[0].dropped == {}
+
+    simulate(scenario)

@@ -10,6 +10,7 @@ import pytest
 from tests.quiver.harness import SMALL, batch, drain, simulate, store
 from tests.quiver.sim_disk import SimDisk
 
+from forebay.formats.quiver_ack import Floor
 from forebay.testing.world import World
 
 SLOW = dataclasses.replace(SMALL, segment_open_ms=1_000_000, checkpoint_interval_ms=86_400_000)
@@ -84,5 +85,22 @@ def test_checkpoints_that_are_asked_for_together_leave_two_files() -> None:
         async with store(world, disk, SLOW) as quiver:
             await asyncio.gather(*(quiver._acks.checkpoint() for _ in range(4)))
             assert len([each for each in disk.files("ack/") if each.endswith(".ckpt")]) == 2
+
+    simulate(scenario)
+
+
+def test_checkpoints_that_are_asked_for_together_make_no_spare_that_is_not_there() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, SLOW) as quiver:
+            for _ in range(2):
+                for number in range(200):
+                    await quiver._acks.commit([Floor(1, number + 1)])
+                assert len(quiver._acks.log.files) > 2
+                await quiver._acks.log.drop_spares()
+                disk.delays["files"] = 0.1
+                await asyncio.gather(*(quiver._acks.checkpoint() for _ in range(5)))
+                disk.delays.clear()
+                spares = {each for each in disk.files("ack/") if each.endswith("spare")}
+                assert {f"ack/{each}" for each in quiver._acks.log._files._spares} == spares
 
     simulate(scenario)

@@ -79,6 +79,7 @@ class Acks:
         self._next_checkpoint = 1
         self._checkpoint_at = clock.monotonic()
         self._checkpointing = asyncio.Lock()
+        self._trimming = asyncio.Lock()
         self.state = state
         self.records_since_checkpoint = 0
         self.log = GroupLog(
@@ -177,9 +178,11 @@ class Acks:
         await self._checkpointing.acquire()
         # Once it has its turn it goes on without us: its file counts, and the next one comes behind it.
         await on_its_own(self._checkpoint_in_turn())
-        keep = self._checkpoints[-2:]
-        oldest = min(each.generation for each in keep) if len(keep) > 1 else 0
-        await self.log.remove([file for number, file in sorted(self.log.files.items()) if number < oldest])
+        async with self._trimming:
+            keep = self._checkpoints[-2:]
+            oldest = min(each.generation for each in keep) if len(keep) > 1 else 0
+            files = sorted(self.log.files.items())
+            await self.log.remove([file for number, file in files if number < oldest])
 
     async def _checkpoint_in_turn(self) -> None:
         try:

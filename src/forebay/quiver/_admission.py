@@ -48,13 +48,22 @@ class Admission:
         if self._is_free(need + self._grant_bytes):
             retention.granted = need + self._grant_bytes
             return
-        if self._open_bytes > self._open_bytes_max:
-            await self._admit_to_memory()
-        if retention.is_over(need):
+        # The cap is looked at last, with nothing awaited behind it: of all who waited with us, each would
+        # find the room that there is for one of them.
+        while True:
+            if self._open_bytes > self._open_bytes_max:
+                await self._admit_to_memory()
+            if self._is_wal_full(frame_bytes):
+                await self._admit_to_wal(frame_bytes)
+            if not retention.is_over(need):
+                break
             await retention.admit(need)
-        if self._wal.projected_bytes(frame_bytes) > self._wal_bytes_max:
-            await self._admit_to_wal(frame_bytes)
+            if self._open_bytes <= self._open_bytes_max and not self._is_wal_full(frame_bytes):
+                break
         retention.granted += need
+
+    def _is_wal_full(self, more: int) -> bool:
+        return self._wal.projected_bytes(more) > self._wal_bytes_max
 
     def _is_free(self, more: int) -> bool:
         return (

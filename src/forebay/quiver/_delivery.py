@@ -31,6 +31,7 @@ from forebay.errors import Closed, FormatError, UsageError
 from forebay.formats.quiver_ack import Outcome
 from forebay.kit.clock import Clock
 from forebay.quiver import _aside
+from forebay.quiver._ack_state import Subscriber
 from forebay.quiver._acks import Acks
 from forebay.quiver._config import QuiverConfig
 from forebay.quiver._disk import Disk, Piece
@@ -442,8 +443,9 @@ class Deliveries:
                 del desk.claims[segment]
             return False
         info = self._segments.get(segment)
-        if outcome == "dropped":
-            await self._keep_dead(name, segment)
+        if outcome == "dropped" and not await self._keep_dead(who, segment):
+            self._drop_claim(name, segment, claim)
+            return False
         reason: Literal["", "rejected"] = "rejected" if outcome == "dropped" else ""
         await self._acks.commit([Outcome(name, segment, segment, outcome, reason)])
         self._metrics.outcomes.labels(name, outcome).inc()
@@ -485,10 +487,13 @@ class Deliveries:
         wait = self._random.uniform(ceiling / 2, ceiling) / 1000
         desk.put_back(segment, claim.attempt, self._clock.monotonic() + wait)
 
-    async def _keep_dead(self, name: str, segment: int) -> None:
-        """A copy for whoever wants to look at it; the oldest copies make room."""
-        file = f"{segment:016d}.{name}.arrow"
+    async def _keep_dead(self, who: Subscriber, segment: int) -> bool:
+        """A copy for whoever wants to look at it; the oldest copies make room. False where another holder
+        settled it meanwhile, or retention took it."""
+        file = f"{segment:016d}.{who.name}.arrow"
         try:
             await self._keep("dead", lambda: {file: self._disk.read(segment_name(segment))})
         except OSError as error:
-            raise from_os_error("keeping a rejected segment", error) from error
+            if not who.is_resolved(segment):
+                raise from_os_error("keeping a rejected segment", error) from error
+        return not who.is_resolved(segment)
