@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import fcntl
 import logging
@@ -102,14 +103,16 @@ async def test_core_that_is_not_open_can_be_closed_and_one_that_is_cannot_be_ope
 async def test_core_that_is_refused_changes_no_figure_of_the_one_that_has_the_directory(
     tmp_path: Path,
 ) -> None:
-    async with QuiverCore(tmp_path, 0, 2, KEEP, sharing="shared") as core:
+    # Nothing of its own may change its figures meanwhile, no spares that are being filled.
+    calm = dataclasses.replace(KEEP, wal_spare_files=0)
+    async with QuiverCore(tmp_path, 0, 2, calm, sharing="shared") as core:
         await core.ingest(batch(0))
         await core.maintain()
         budget = core._budgets[0]
         assert isinstance(budget, SharedBudget)
         before = budget._words.tolist()
         assert before[0] > 0
-        refused = QuiverCore(tmp_path, 0, 2, KEEP, sharing="shared")
+        refused = QuiverCore(tmp_path, 0, 2, calm, sharing="shared")
         with pytest.raises(DirectoryInUse):
             await refused.open()
         assert budget._words.tolist() == before
