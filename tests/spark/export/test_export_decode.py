@@ -132,6 +132,53 @@ def test_one_odd_record_does_not_decide_the_type_of_a_column() -> None:
     assert schema_of(seen) == pa.schema([("id", pa.int64())])
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"id": 1, "id": 2}',
+        b'{"id": 1, "id": 1}',
+        b'{"id": 1, "\\u0069d": 2}',
+        b'{"id": 1, "new": 1, "new": 2}',
+        b'{"id": 1, "inner": {"x": 1, "x": 2}}',
+        b'{"id": 1, "lines": [{"x": 1, "x": 2}]}',
+    ],
+)
+def test_a_field_that_is_there_twice_makes_a_bad_record(value: bytes) -> None:
+    """Which of the two was meant, nobody can say."""
+    wanted = pa.schema([*WANTED, ("inner", pa.struct([("x", pa.int64())]))])
+    decoded = decode(JsonDecoder(), [b'{"id": 1}', value, b'{"id": 3}'], wanted)
+    assert rows(decoded, 3) == [0, 2]
+    assert "twice" in decoded.bad[0][1]
+
+
+def test_days_and_nanoseconds_of_json_are_what_everybody_writes() -> None:
+    """A day was good only as a number, and the nanoseconds of Go and Java made every record bad."""
+    wanted = parse_schema("day date, at timestamp, days array<date>, id long")
+    values = [
+        b'{"id": 0, "day": "2026-11-16", "at": "2026-11-16T09:30:00.123456Z", "days": ["2026-11-17", null]}',
+        b'{"id": 1, "day": 20773, "at": "2026-11-16T09:30:00Z", "days": [20774]}',
+        b'{"id": 2, "day": null, "at": "2026-11-16T09:30:00.123456789Z", "new": {"day": "2026-11-16"}}',
+        b'{"id": 3, "day": "9999-12-31", "at": "9999-12-31T23:59:59Z"}',
+        b'{"id": 4, "day": "2026-11-16T09:30:00Z"}',
+        b'{"id": 5, "day": "tomorrow"}',
+        b'{"id": 6, "at": "2026-11-16T09:30:00.1234567891Z"}',
+    ]
+    decoded = decode(JsonDecoder(), values, wanted)
+    assert rows(decoded, len(values)) == [0, 1, 2, 3]
+    assert "tomorrow" in dict(decoded.bad)[5]
+    texts = [decoded.table.column(name).cast(pa.string()).to_pylist() for name in ("day", "at")]
+    assert texts[0] == ["2026-11-16", "2026-11-16", None, "9999-12-31"]
+    assert [text[:26] for text in texts[1]] == [
+        "2026-11-16 09:30:00.123456",
+        "2026-11-16 09:30:00.000000",
+        "2026-11-16 09:30:00.123456",
+        "9999-12-31 23:59:59.000000",
+    ]
+    days = decoded.table.column("days").to_pylist()
+    assert [str(day) for day in [*days[0], *days[1]]] == ["2026-11-17", "None", "2026-11-17"]
+    assert list(decoded.missing) == ["new"]
+
+
 def test_good_batches_are_parsed_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     parse = JsonDecoder._parse
@@ -268,6 +315,43 @@ def test_an_avro_symbol_below_the_first_or_behind_the_last_is_bad() -> None:
     [row] = decode(decoder, [good], decoder._columns).table.to_pylist()
     assert row == {"c": "blue", "list": ["red"], "inner": {"x": "blue"}, "map": [("k", "red")]}
     for place in (0, 2, 4, 9):  # Every symbol in it.
+        for index in (*range(1, 128, 2), *range(4, 128, 2)):  # -1 to -64, 2 to 63.
+            value = good[:place] + bytes([index]) + good[place + 1 :]
+            decoded = decode(decoder, [good, value], decoder._columns)
+            assert [number for number, _ in decoded.bad] == [1], (place, index)
+
+
+BRANCHES = {
+    "type": "record",
+    "name": "r",
+    "namespace": "a.b",
+    "fields": [
+        {"name": "text", "type": ["null", "string"]},
+        {"name": "data", "type": ["bytes", "null"]},
+        {"name": "number", "type": ["null", "long"]},
+        {"name": "list", "type": {"type": "array", "items": ["null", "string"]}},
+        {"name": "map", "type": {"type": "map", "values": ["null", "bytes"]}},
+        {
+            "name": "inner",
+            "type": [
+                "null",
+                {"type": "record", "name": "i", "fields": [{"name": "x", "type": ["null", "string"]}]},
+            ],
+        },
+        {"name": "lists", "type": ["null", {"type": "array", "items": "string"}]},
+    ],
+}
+
+
+def test_an_avro_branch_below_the_first_or_behind_the_last_is_bad() -> None:
+    """To the reader -1 is the last branch of a union, and -2 the one before it."""
+    decoder = AvroDecoder(json.dumps(BRANCHES))
+    good = b"\x02\x02t\x00\x02d\x02\x08\x02\x02\x02e\x00\x02\x02k\x02\x02v\x00"
+    good += b"\x02\x02\x02y\x02\x02\x02z\x00"
+    [row] = decode(decoder, [good], decoder._columns).table.to_pylist()
+    assert (row["text"], row["data"], row["number"], row["inner"]) == ("t", b"d", 4, {"x": "y"})
+    assert (row["list"], row["map"], row["lists"]) == (["e"], [("k", b"v")], ["z"])
+    for place in (0, 3, 6, 9, 16, 20, 21, 24):  # Every branch in it.
         for index in (*range(1, 128, 2), *range(4, 128, 2)):  # -1 to -64, 2 to 63.
             value = good[:place] + bytes([index]) + good[place + 1 :]
             decoded = decode(decoder, [good, value], decoder._columns)

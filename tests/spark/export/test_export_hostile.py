@@ -100,6 +100,20 @@ def test_an_arrow_value_that_is_damaged_or_fits_no_table_is_bad_alone(bed: Bed, 
     assert sorted(bed.rows().column("id").to_pylist()) == [1, 2, 3]
 
 
+def test_rows_that_take_no_bytes_are_bounded(bed: Bed) -> None:
+    """A value of 224 bytes had more rows than any machine has memory."""
+    rows = 12_345_678
+    value = ipc(pa.table({"n": pa.nulls(rows)}))
+    assert value.count(struct.pack("<q", rows)) == 3
+    hostile = value.replace(struct.pack("<q", rows), struct.pack("<q", 10**13))
+    bed.send([ipc(TEXTS), hostile])
+    report = export(bed.config(format="arrow", dead_letter="topic:dead"))
+    assert (report.rows, report.dead_letters) == (3, 1)
+    [dead] = bed.read_topic("dead")
+    reason = {each["key"]: each["value"] for each in dead["headers"]}["forebay-reason"]
+    assert reason == b"10,000,000,000,000 rows in one value, of 10,000,000 at most"
+
+
 def test_nanoseconds_become_microseconds(bed: Bed) -> None:
     bed.send([ipc(pa.table({"at": pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", tz="UTC"))}))])
     assert export(bed.config(format="arrow")).rows == 1
@@ -145,6 +159,32 @@ def test_a_value_too_long_for_a_directory_says_so() -> None:
     with pytest.raises(LimitExceeded, match="directory: 304 is over the limit of 240") as caught:
         file_name({"who": "x" * 300}, hive=True)
     assert "delta:" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_too_long_for_a_directory_is_a_bad_record(bed: Bed, kind: str) -> None:
+    """One such value ended every export behind it. Delta has no directories."""
+    odd = ["", "a/b=c%", "..", "Größe \U0001f600", "x" * 236, "\0\n"]
+    long = ["x" * 237, "ü" * 40, "y" * 100_000]
+    bed.send([order(number, who=who) for number, who in enumerate([*odd, None, *long])])
+    report = export(bed.config(kind, partition_by=("who",), dead_letter="topic:dead"))
+    kept = odd + (long if kind == "delta" else [])
+    assert (report.rows, report.dead_letters) == (len(kept) + 1, 10 - len(kept) - 1)
+    if kind != "parquet":  # Whose readers take them from the directories.
+        found = {row["id"]: row["who"] for row in bed.rows(kind).to_pylist()}
+        # The empty text is null where partitions are kept as texts.
+        assert [found[number] for number in range(1, len(odd))] == odd[1:]
+        assert found[0] == ("" if kind == "iceberg" else None) and found[len(odd)] is None
+    reasons = {header["value"] for row in bed.read_topic("dead") for header in row["headers"]}
+    assert kind == "delta" or b"the value to partition by is too long for the name of a directory" in reasons
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_long_values_together_are_too_long_for_a_key(bed: Bed, kind: str) -> None:
+    columns = {f"c{number}": str(number) * 230 for number in range(4)}
+    bed.send([order(1, **columns), order(2, **dict.fromkeys(columns, "short"))])
+    report = export(bed.config(kind, partition_by=tuple(columns), dead_letter="topic:dead"))
+    assert (report.rows, report.dead_letters) == ((2, 0) if kind == "delta" else (1, 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

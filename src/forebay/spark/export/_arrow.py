@@ -7,6 +7,7 @@ follows a wrong one ends the process; so every table is checked before anything 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,9 @@ from forebay.spark.export._decode import (
 from forebay.spark.export._types import NESTING_MAX, depth_of, table_type
 
 __all__ = ["ArrowDecoder"]
+
+ROWS_MAX: Final = 10_000_000
+"""Rows of one value."""
 
 
 class ArrowDecoder:
@@ -52,6 +56,17 @@ class ArrowDecoder:
         return missing_columns([table for _, table in _tables(values)[0]], None)
 
 
+def _read(stream: pa.RecordBatchStreamReader) -> pa.Table:
+    """All of it, unless it is too much: nulls take no bytes, so any number of them fits a short value."""
+    batches, rows = [], 0
+    for batch in stream:
+        batches.append(batch)
+        rows += batch.num_rows
+        if rows > ROWS_MAX:
+            raise pa.ArrowInvalid(f"{rows:,} rows in one value, of {ROWS_MAX:,} at most")
+    return pa.Table.from_batches(batches, stream.schema)
+
+
 def _checked(table: pa.Table) -> pa.Table:
     """The table; raises where it is damaged, or has a column that no table of any format has."""
     table.validate(full=True)
@@ -76,7 +91,7 @@ def _tables(values: pa.BinaryArray) -> tuple[list[tuple[int, pa.Table]], list[tu
     for number in range(len(values)):  # A record is a whole table here, so this is a loop over batches.
         try:
             with pa.ipc.open_stream(values[number].as_buffer()) as stream:
-                good.append((number, _checked(stream.read_all())))
+                good.append((number, _checked(_read(stream))))
         except (pa.ArrowException, OSError, UsageError) as error:
             bad.append((number, reason_of(error)))
     return good, bad

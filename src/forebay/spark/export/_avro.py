@@ -7,8 +7,9 @@ from its neighbour. The mark behind each value, sixteen random bytes that must c
 that every datum ended exactly where its value did.
 
 An enum is a number, which the reader takes for an index of a Python list: -1 is the last symbol. So each enum
-gets more symbols, all of them one random word: what comes out with that word is no datum. A number so far
-below zero that it comes round to a real symbol is not seen; damage and mistakes are of one byte.
+gets more symbols, all of them one random word: what comes out with that word is no datum. The branch of a
+union is such a number, too, and each union gets more branches, all of them an enum of that word. A number so
+far below zero that it comes round to a real one is not seen; damage and mistakes are of one byte.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class AvroDecoder:
 
     def __init__(self, schema: str) -> None:
         self._none = f"forebay_{secrets.token_hex(8)}_"
-        self._schema = _padded(_load(schema), self._none)
+        self._schema = _padded(_load(schema), self._none, [])
         self._columns = arrow_schema_of(schema)
 
     def decode(self, values: pa.BinaryArray, keys: pa.BinaryArray, wanted: pa.Schema) -> Decoded:
@@ -156,20 +157,32 @@ def _plain(schema: Any) -> Any:
     return kept
 
 
-def _padded(schema: Any, word: str) -> Any:
-    """The schema with symbols for the numbers below zero."""
+def _padded(schema: Any, word: str, made: list[str]) -> Any:
+    """The schema with symbols and branches for the numbers below zero. `made` has the name of the enum that
+    is all those branches, once it is defined."""
     if isinstance(schema, list):
-        return [_padded(each, word) for each in schema]
+        found = [_padded(each, word, made) for each in schema]
+        name = f"forebay.{word}"  # With a dot it is the same in every namespace.
+        if not made:
+            made.append(name)
+            return [*found, {"type": "enum", "name": name, "symbols": [word]}, *[name] * (INDEX_BYTE_MAX - 1)]
+        return [*found, *[name] * INDEX_BYTE_MAX]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _padded(each, word) if key in _NESTED else each for key, each in schema.items()}
+    padded = {key: _padded_in(key, each, word, made) for key, each in schema.items()}
     if schema.get("type") == "enum":
-        found["symbols"] = [*schema["symbols"], *(f"{word}{number}" for number in range(INDEX_BYTE_MAX))]
-    return found
+        padded["symbols"] = [*schema["symbols"], *(f"{word}{number}" for number in range(INDEX_BYTE_MAX))]
+    return padded
+
+
+def _padded_in(key: str, each: Any, word: str, made: list[str]) -> Any:
+    if key == "fields":
+        return [_padded(field, word, made) for field in each]
+    return _padded(each, word, made) if key in _NESTED else each
 
 
 def _holds(array: pa.Array, word: str) -> bool:
-    """Whether a text begins with the word."""
+    """Whether a text begins with the word. Arrow takes a text for bytes where it has to."""
     kind = array.type
     if pa.types.is_struct(kind):
         return any(_holds(array.field(number), word) for number in range(kind.num_fields))
@@ -177,7 +190,8 @@ def _holds(array: pa.Array, word: str) -> bool:
         return _holds(array.items, word)
     if pa.types.is_list(kind):
         return _holds(array.values, word)
-    return pa.types.is_string(kind) and bool(pc.any(pc.starts_with(array, word)).as_py())
+    is_text = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    return is_text and bool(pc.any(pc.starts_with(array, word)).as_py())
 
 
 _NESTED: Final = ("type", "items", "values", "fields")

@@ -11,6 +11,9 @@ kept; tasks leave out what lies below. In a **topic** there are no numbers, but 
     -> append what comes behind with the next sequence number
     -> refused, or taken for a repetition: somebody else appended; read on from there, and try again
 
+    Invariant: nobody else's bad records count as ours. Two exports of one name may have one place for theirs,
+    and what one cannot decode the other can: each is told by its table, too.
+
     crash after the append, before the commit     the next round finds X and appends the rest, or nothing
     two exporters at once                         one sequence number each; the second sees the first's X
 
@@ -44,7 +47,7 @@ __all__ = ["DeadLetters", "lane_of", "open_dead_letters"]
 APPEND_RECORDS_MAX: Final = 5_000
 """Bad records of one append to a topic."""
 APPEND_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes of their values, unless one alone is larger."""
+"""Bytes of their keys and values, unless one alone is larger."""
 ATTEMPTS_MAX: Final = 50
 """Appends of one lane's bad records that other exporters may beat before the round is given up."""
 
@@ -75,16 +78,19 @@ def open_dead_letters(config: ExportConfig, clients: Clients) -> DeadLetters | N
             raise UsageError(
                 f"{spec.table.location} would be the dead-letter table of itself", hint="choose another table"
             )
-        return _DeadTable(open_table(spec.table, config.name, clients), clients, config.compression)
+        return _DeadTable(spec.table, config, clients)
     assert spec.topic is not None
     if config.source.kind == "log" and spec.topic in config.source.names:
         raise UsageError(f"{spec.topic!r} would feed on itself", hint="choose another dead-letter topic")
-    return _DeadTopic(spec.topic, config.source, config.name, clients)
+    return _DeadTopic(spec.topic, config, clients)
 
 
-def _place(table: TargetSpec) -> tuple[str, str]:
+def _place(table: TargetSpec) -> str:
+    """Which table it is, without what its address says beside the place."""
     location = table.location
-    return table.kind, location.rstrip("/") if "://" in location else str(Path(location).absolute())
+    if "://" in location:
+        return f"{table.kind}:{location.partition('?')[0].rstrip('/')}"
+    return f"{table.kind}:{Path(location).absolute()}"
 
 
 def lane_of(config: SourceSpec, topic: str, partition: int) -> str:
@@ -95,10 +101,13 @@ def lane_of(config: SourceSpec, topic: str, partition: int) -> str:
 class _DeadTable:
     """A table with the columns of `DEAD_SCHEMA`."""
 
-    def __init__(self, table: Table, clients: Clients, compression: str) -> None:
-        self._table = table
+    def __init__(self, spec: TargetSpec, config: ExportConfig, clients: Clients) -> None:
+        # Another table of the same export's name may have other bad records of the same lane.
+        place = hashlib.sha256(_place(config.target).encode()).hexdigest()[:16]
+        self._table: Table = open_table(spec, f"{config.name}@{place}", clients)
+        self._location = spec.location
         self._clients = clients
-        self._compression = compression
+        self._compression = config.compression
         self._handle: Handle | None = None
 
     def begin(self, handle: Handle) -> None:
@@ -107,6 +116,14 @@ class _DeadTable:
         if self._handle is None:
             self._table.create(DEAD_SCHEMA, ())
             self._handle = self._table.load()
+        assert self._handle is not None
+        found = {each.name: each.type for each in self._handle.schema}
+        lacking = [each.name for each in DEAD_SCHEMA if found.get(each.name) != each.type]
+        if lacking or self._handle.partition_by:
+            why = f"no column {lacking[0]!r} like theirs" if lacking else "partitions"
+            raise UsageError(
+                f"{self._location} is no table of dead letters: it has {why}", hint="choose another table"
+            )
 
     def floor(self, lane: str) -> int:
         """The lane's number."""
@@ -135,10 +152,12 @@ class _DeadTable:
 class _DeadTopic:
     """A topic of the source's deployment."""
 
-    def __init__(self, topic: str, source: SourceSpec, name: str, clients: Clients) -> None:
+    def __init__(self, topic: str, config: ExportConfig, clients: Clients) -> None:
+        source = config.source
         self._topic = topic
         self._source = source
-        self._name = name
+        self._name = config.name
+        self._table = _place(config.target).encode()
         self._clients = clients
         self._reader: LogReader = clients.reader(source.store, source.coordinator)
         self._writer: LogWriter = clients.writer(source.store, source.coordinator)
@@ -213,7 +232,7 @@ class _DeadTopic:
             headers = batch.column("headers")
             for entry in headers.to_pylist():
                 found = {header["key"]: header["value"] for header in entry or ()}
-                if found.get("forebay-source") == source:
+                if (found.get("forebay-source"), found.get("forebay-table")) == (source, self._table):
                     offset = int(found["forebay-offset"])
                     if offset > highest:
                         highest, count = offset, 0
@@ -225,6 +244,7 @@ class _DeadTopic:
         headers = [
             {
                 "forebay-source": source,
+                "forebay-table": self._table,
                 "forebay-offset": str(row["offset"]).encode(),
                 "forebay-reason": row["reason"].encode(),
             }
@@ -240,14 +260,15 @@ class _DeadTopic:
             timestamps_ms=np.asarray(times.to_numpy(), np.int64),
             headers=headers,
         )
-        name = hashlib.sha256(source).hexdigest()[:40]
+        name = hashlib.sha256(source + b"\n" + self._table).hexdigest()[:40]
         return AppendGroup(group.topic, group.partition, group.batch, f"dead-{name}", sequence)
 
 
 def _portion(rows: pa.Table) -> pa.Table:
     """As many of the first as one append takes."""
     some = rows.slice(0, APPEND_RECORDS_MAX)
-    ends = np.cumsum(pc.binary_length(some.column("value")).fill_null(0).to_numpy())
+    sizes = [pc.binary_length(some.column(name)).fill_null(0).to_numpy() for name in ("key", "value")]
+    ends = np.cumsum(sizes[0].astype(np.int64) + sizes[1])
     return some.slice(0, max(int(np.searchsorted(ends, APPEND_BYTES_MAX, side="right")), 1))
 
 

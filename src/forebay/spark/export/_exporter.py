@@ -119,6 +119,11 @@ class Exporter:
                 if not self._round(goal, report):
                     break
                 conflicts = 0
+            except RecordsTrimmed:
+                # Between the plan and the read: planned again, it is a gap like any other.
+                if self.config.on_data_loss == "fail":
+                    raise
+                goal = self._with_gaps(goal)
             except CommitConflict:
                 conflicts += 1
                 report.conflicts += 1
@@ -127,6 +132,14 @@ class Exporter:
                 time.sleep(CONFLICT_POLICY.wait_s(conflicts, self._clients.randomness))
         report.seconds = time.monotonic() - began
         return report
+
+    def _with_gaps(self, goal: Mapping[str, Lane]) -> dict[str, Lane]:
+        """The goal with the beginnings that the lanes have now."""
+        now = {lane.name: lane.earliest for lane in self._source.lanes()}
+        return {
+            name: Lane(name, min(max(now.get(name, 0), lane.earliest), lane.next), lane.next)
+            for name, lane in goal.items()
+        }
 
     def _round(self, goal: Mapping[str, Lane], report: ExportReport) -> bool:
         """One commit; whether there was anything to commit."""
@@ -219,19 +232,21 @@ class Exporter:
             is_new = lane.name.rpartition(":")[0] not in followed
             first = lane.next if self.config.start == "latest" and is_new else lane.earliest
             start = first if known is None else known
+            if self.config.acknowledge and known is not None and lane.earliest < known:
+                # By a run that ended between its commit and this, or was not told to.
+                self._source.committed(lane.name, known)
             report.positions[lane.name] = start
             if start > lane.next:
                 raise UsageError(
                     f"{lane.name}: the table is at {start:,}, the source ends at {lane.next:,}",
                     hint="another source under the same name? give the export a --name of its own",
                 )
-            if start < lane.earliest:
-                if self.config.on_data_loss == "fail":
-                    raise RecordsTrimmed(lane.name, position=start, earliest=lane.earliest)
-                report.skipped[lane.name] = report.skipped.get(lane.name, 0) + lane.earliest - start
-                start = lane.earliest
-            if start < lane.next or (known is None and self.config.start == "latest"):
-                ranges.append(_Range(lane.name, known, start, lane.next))
+            gone = max(lane.earliest - start, 0)
+            if gone and self.config.on_data_loss == "fail":
+                raise RecordsTrimmed(lane.name, position=start, earliest=lane.earliest)
+            start += gone
+            if start < lane.next or gone or (known is None and self.config.start == "latest"):
+                ranges.append(_Range(lane.name, known, start, lane.next, gone))
         for each in ranges:
             each.spans = self._source.spans(each.lane, each.start, each.end) if each.start < each.end else []
         return _within(ranges, self.config.commit_bytes_max)
@@ -346,6 +361,9 @@ class Exporter:
         report.commits += 1
         report.files += len(files)
         report.positions.update(positions)
+        for each in plan:
+            if each.gone:
+                report.skipped[each.lane] = report.skipped.get(each.lane, 0) + each.gone
         report.bytes_written += sum(file.size for file in files)
         for result in results:
             report.records += sum(result.records.values())
@@ -390,6 +408,8 @@ class _Range:
     """What the table says."""
     start: int
     end: int
+    gone: int = 0
+    """Positions before the start that the source no longer has."""
     spans: list[Span] = field(default_factory=list)
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from forebay.errors import LimitExceeded
 from forebay.spark.export._facts import DataFile
 
-__all__ = ["encode_parquet", "file_name", "statistics"]
+__all__ = ["encode_parquet", "file_name", "folder_name", "statistics"]
 
 ROW_GROUP_ROWS: Final = 500_000
 """Rows of one row group."""
@@ -29,6 +29,8 @@ STATISTICS_COLUMNS_MAX: Final = 64
 """Columns that get statistics in a commit."""
 FOLDER_CHARS_MAX: Final = 240
 """Longest directory of a partition: as long as a part of a key may be."""
+FOLDERS_CHARS_MAX: Final = 840
+"""Longest directories of a partition together: as long as a key may be, without the name of the file."""
 HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -37,7 +39,7 @@ def file_name(partition: Mapping[str, str | None], *, hive: bool) -> str:
     name = f"part-{uuid.uuid4().hex}.parquet"
     if not hive or not partition:
         return name
-    folders = [f"{quote(key, safe='')}={_spelled(value)}" for key, value in partition.items()]
+    folders = [folder_name(key, value) for key, value in partition.items()]
     longest = max(map(len, folders))
     if longest > FOLDER_CHARS_MAX:
         raise LimitExceeded(
@@ -49,8 +51,9 @@ def file_name(partition: Mapping[str, str | None], *, hive: bool) -> str:
     return "/".join([*folders, name])
 
 
-def _spelled(value: str | None) -> str:
-    return HIVE_NULL if value is None else quote(value, safe="")
+def folder_name(column: str, value: str | None) -> str:
+    """The directory of a partition's value."""
+    return f"{quote(column, safe='')}={HIVE_NULL if value is None else quote(value, safe='')}"
 
 
 def encode_parquet(table: pa.Table, compression: str) -> tuple[pa.Buffer, pq.FileMetaData]:

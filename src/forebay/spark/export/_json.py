@@ -22,7 +22,8 @@ records before it sees them.
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +40,7 @@ from forebay.spark.export._decode import (
     rows_of,
     together,
 )
-from forebay.spark.export._types import NESTING_MAX, depth_of
+from forebay.spark.export._types import NESTING_MAX, TIMESTAMP, depth_of
 
 __all__ = ["JsonDecoder"]
 
@@ -57,12 +58,23 @@ _TEXTS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _DEEP: Final = f"nested more than {NESTING_MAX} deep"
 
 
+_Form: TypeAlias = Mapping[pa.DataType, pa.DataType]
+_FORMS: Final[tuple[_Form, ...]] = (
+    {pa.date32(): pa.string()},
+    {pa.date32(): pa.string(), TIMESTAMP: pa.timestamp("ns", tz="UTC")},
+    {},
+)
+"""What the parser is told of the types of times: it knows a day only as a number and cuts no nanoseconds,
+which in turn end in the year 2262."""
+
+
 class JsonDecoder:
     """One JSON object per value."""
 
     def __init__(self, *, infer: bool = True) -> None:
         """With `infer` fields that the schema lacks are reported; else they are passed over."""
         self._infer = infer
+        self._form = _FORMS[0]
 
     def decode(self, values: pa.BinaryArray, keys: pa.BinaryArray, wanted: pa.Schema) -> Decoded:
         """A row per value that is an object of the wanted types."""
@@ -107,7 +119,29 @@ class JsonDecoder:
         return runs, bad, where
 
     def _parse(self, values: pa.BinaryArray, wanted: pa.Schema | None) -> pa.Table:
+        """In the first of the forms that times may have in which all of it can be parsed."""
         text = _joined(values.cast(pa.string()).view(pa.binary()))  # Raises for what is no UTF-8.
+        if wanted is None:
+            return self._parsed(text, len(values), None)
+        # Most topics have one form: the one that was right the last time comes first.
+        forms = sorted(_FORMS, key=lambda form: form is not self._form)
+        errors: list[pa.ArrowInvalid] = []
+        tried: list[pa.Schema] = []
+        for form in forms:
+            schema = pa.schema([(each.name, _in_form(each.type, form)) for each in wanted])
+            if schema in tried:
+                continue
+            tried.append(schema)
+            try:
+                table = _as_wanted(self._parsed(text, len(values), schema), wanted)
+            except pa.ArrowInvalid as error:
+                errors.append(error)
+            else:
+                self._form = form
+                return table
+        raise errors[0]
+
+    def _parsed(self, text: pa.Buffer, count: int, wanted: pa.Schema | None) -> pa.Table:
         behaviour = "infer" if wanted is None or self._infer else "ignore"
         table = pj.read_json(
             pa.BufferReader(text),
@@ -116,11 +150,45 @@ class JsonDecoder:
                 explicit_schema=wanted, unexpected_field_behavior=behaviour, newlines_in_values=False
             ),
         )
-        if table.num_rows != len(values):
-            raise pa.ArrowInvalid(f"{table.num_rows} objects in {len(values)} values")
+        if table.num_rows != count:
+            raise pa.ArrowInvalid(f"{table.num_rows} objects in {count} values")
         if any(depth_of(each.type) >= NESTING_MAX for each in table.schema):
             raise pa.ArrowInvalid(_DEEP)
         return table
+
+
+def _in_form(kind: pa.DataType, form: _Form) -> pa.DataType:
+    """The type that the parser is told."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(each.name, _in_form(each.type, form)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", _in_form(kind.value_type, form)))
+    return form.get(kind, kind)
+
+
+def _as_wanted(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """The table with the wanted types where it was parsed with others. Raises for texts that are no days."""
+    for each in wanted:
+        number = table.schema.get_field_index(each.name)
+        column = table.column(number)
+        kind = _restored(column.type, each.type)
+        if kind != column.type:
+            # Tables have microseconds, and nanoseconds are common.
+            column = column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
+            table = table.set_column(number, each.name, column)
+    return table
+
+
+def _restored(found: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    """What was found, with the wanted types of times. It may have more fields."""
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        known = {each.name: each.type for each in wanted}
+        return pa.struct(
+            [(each.name, _restored(each.type, known.get(each.name, each.type))) for each in found]
+        )
+    if pa.types.is_list(found) and pa.types.is_list(wanted):
+        return pa.list_(found.value_field.with_type(_restored(found.value_type, wanted.value_type)))
+    return wanted if wanted in (pa.date32(), TIMESTAMP) else found
 
 
 def _objects(values: pa.BinaryArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import LimitExceeded, UsageError
+from forebay.spark.export._files import FOLDER_CHARS_MAX, FOLDERS_CHARS_MAX, folder_name
 
 __all__ = ["Partitioning"]
 
@@ -21,6 +22,8 @@ FILES_PER_TASK_MAX: Final = 1_000
 DAY_MIN: Final = -719_162
 DAY_MAX: Final = 2_932_896
 """The first day of the year 1 and the last of 9999, counted from 1970."""
+NO_DAY: Final = "a time to partition by is outside of the years 1 to 9999"
+TOO_LONG: Final = "the value to partition by is too long for the name of a directory"
 _DATE: Final = re.compile(r"date\((\w+)\)")
 
 
@@ -65,18 +68,28 @@ class Partitioning:
             if found < 0 or not pa.types.is_temporal(schema.field(origin).type):
                 raise UsageError(f"{name!r} needs a timestamp column {origin!r}", hint="choose another one")
 
-    def misplaced(self, table: pa.Table) -> npt.NDArray[np.bool_]:
-        """Rows that belong to no partition: days and times outside of the years 1 to 9999 have no name."""
-        found = np.zeros(table.num_rows, np.bool_)
+    def misplaced(self, table: pa.Table, *, folders: bool) -> dict[int, str]:
+        """Rows that belong to no partition, and why: days and times outside of the years 1 to 9999 have no
+        name, and with `folders` texts may be too long for one."""
+        found: dict[int, str] = {}
         origins = dict(self.derived)
         for name in self.columns:
             column = table.column(origins.get(name, name))
-            if not pa.types.is_temporal(column.type):
-                continue
-            days = column.cast(pa.date32(), safe=False).cast(pa.int32())
-            outside = pc.or_(pc.less(days, DAY_MIN), pc.greater(days, DAY_MAX)).fill_null(False)
-            found |= outside.to_numpy()
+            if pa.types.is_temporal(column.type):
+                days = column.cast(pa.date32(), safe=False).cast(pa.int32())
+                outside = pc.or_(pc.less(days, DAY_MIN), pc.greater(days, DAY_MAX))
+                found |= dict.fromkeys(_where(outside), NO_DAY)
+            elif folders and pa.types.is_string(column.type):
+                found |= dict.fromkeys(_where(self._too_long(name, column)), TOO_LONG)
         return found
+
+    def _too_long(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        chars_max = min(FOLDER_CHARS_MAX, FOLDERS_CHARS_MAX // len(self.columns))
+        # A byte is spelled with three characters at most, so that few texts have to be spelled at all.
+        perhaps = pc.greater(pc.binary_length(column), (chars_max - len(folder_name(name, ""))) // 3)
+        texts = pc.unique(column.filter(perhaps)).to_pylist()
+        long = [text for text in texts if len(folder_name(name, text)) > chars_max]
+        return pc.is_in(column, pa.array(long, pa.string()))
 
     def add(self, table: pa.Table) -> pa.Table:
         """The table with its derived columns."""
@@ -106,6 +119,12 @@ class Partitioning:
         for start, end in zip(starts.tolist(), ends, strict=True):
             texts = [column[int(order[start])] for column in values]
             yield dict(zip(self.columns, texts, strict=True)), sorted_table.slice(start, end - start)
+
+
+def _where(chosen: pa.ChunkedArray) -> list[int]:
+    """The rows that are chosen."""
+    rows: list[int] = np.flatnonzero(chosen.fill_null(False).to_numpy()).tolist()
+    return rows
 
 
 def _codes(columns: Sequence[pa.ChunkedArray]) -> tuple[npt.NDArray[np.int64], list[_Texts]]:

@@ -24,7 +24,7 @@ from forebay.buffer import BufferConfig, Consumer, Reader
 from forebay.coordination import SCAN_RECORDS_MAX
 from forebay.errors import NotFound
 from forebay.formats.osiris_entry import decode_records
-from forebay.log import RECORD_SCHEMA, Catalog, ReaderConfig
+from forebay.log import RECORD_SCHEMA, Catalog, OffsetOutOfRange, ReaderConfig
 from forebay.log._keys import PartitionKeys
 from forebay.log._resolve import Resolver
 from forebay.spark.export._clients import Clients
@@ -137,8 +137,13 @@ class LogSource:
         """A scan, without the headers."""
         keys = _keys(span.lane)
         scan = self._reader.scan(keys.topic, keys.partition, span.start, span.end)
-        for some in self._clients.pull(scan):
-            yield [batch.drop_columns(["headers"]) for batch in some]
+        try:
+            for some in self._clients.pull(scan):
+                yield [batch.drop_columns(["headers"]) for batch in some]
+        except OffsetOutOfRange as error:
+            if error.offset >= error.earliest:
+                raise
+            raise RecordsTrimmed(span.lane, position=error.offset, earliest=error.earliest) from error
 
     def committed(self, lane: str, position: int) -> None:
         """Nothing to do: retention is the topic's own."""
@@ -194,6 +199,8 @@ class BufferSource:
         """Acknowledge everything below `position`, which shuts out every earlier consumer."""
 
         async def acknowledge() -> None:
+            if (await self._reader.manifest()).first_sequence >= position:
+                return  # Another exporter of the same table was faster, and may be further.
             async with Consumer(self._config, self._clients.clock, store=self._store) as consumer:
                 await consumer.initialize(position - 1)
 

@@ -7,11 +7,10 @@ twice, or twice at once, writes other files with the same rows, of which a commi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -33,7 +32,6 @@ __all__ = ["decoder_of", "payload_of", "run_task"]
 
 CHUNK_BYTES: Final = 16 * 1024 * 1024
 """Bytes of records decoded at a time: small appends are put together, which the parsers like."""
-NO_PARTITION: Final = "a time to partition by is outside of the years 1 to 9999"
 TIME_MS_MIN: Final = -62_135_596_800_000
 TIME_MS_MAX: Final = 253_402_300_799_999
 """The first and the last millisecond of the years 1 to 9999."""
@@ -117,8 +115,9 @@ class _Run:
             add_seen(self._missing, decoded.missing)
             self._dropped |= decoded.dropped
             table = self._with_metadata(records, decoded)
-            outside = self._partitioning.misplaced(table)
-            if outside.any():
+            # Delta keeps the values of partitions in its log, the others in the names of directories.
+            folders = self._config.target.kind != "delta"
+            if outside := self._partitioning.misplaced(table, folders=folders):
                 table = _without(table, decoded, outside)
             self._tables.append(table)
             self._bury(span.lane, records, decoded)
@@ -192,12 +191,12 @@ class _Run:
         return tuple(files)
 
 
-def _without(table: pa.Table, decoded: Decoded, outside: npt.NDArray[np.bool_]) -> pa.Table:
+def _without(table: pa.Table, decoded: Decoded, outside: Mapping[int, str]) -> pa.Table:
     """The table without the records of some rows, which are bad ones from now on."""
     rows = np.arange(table.num_rows) if decoded.rows is None else decoded.rows
-    bad = np.unique(rows[outside])
-    decoded.bad += [(int(row), NO_PARTITION) for row in bad]
-    return table.filter(pa.array(~np.isin(rows, bad)))
+    bad = {int(rows[row]): reason for row, reason in outside.items()}
+    decoded.bad += bad.items()
+    return table.filter(pa.array(~np.isin(rows, list(bad))))
 
 
 def _joined(spans: tuple[Span, ...]) -> Iterator[Span]:

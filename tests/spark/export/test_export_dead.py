@@ -1,0 +1,55 @@
+"""Dead letters of several exports in one place, and places that cannot hold them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from tests.spark.export.bed import KINDS, Bed, order
+
+from forebay.errors import UsageError
+from forebay.spark.export import export
+from forebay.spark.export._dead import APPEND_BYTES_MAX, _portion
+from forebay.spark.export._facts import DEAD_SCHEMA
+
+pytestmark = pytest.mark.xdist_group("export")
+
+NUMBERS = pa.schema([("id", pa.int64()), ("amount", pa.float64())])
+TEXTS = pa.schema([("id", pa.int64()), ("amount", pa.string())])
+
+
+@pytest.mark.parametrize("place", ["topic", "delta", "parquet", "iceberg"])
+def test_what_only_one_of_two_exports_cannot_decode_is_kept(bed: Bed, place: str) -> None:
+    """Both have the name that is given to whoever gives none, and one place for what is bad."""
+    bed.send([b'{"id": 1, "amount": "ten"}', b'{"id": 2, "amount": 2.5}', b"{broken", b'{"id": 3}'])
+    dead = "topic:dead" if place == "topic" else f"{place}:{bed.target(place, 'dead').location}"
+    for table, schema in (("numbers", NUMBERS), ("texts", TEXTS)):
+        config = bed.config("parquet", table, schema=schema, new_columns="ignore", dead_letter=dead)
+        report = export(config)
+        assert (report.rows, report.dead_letters) == (2, 2)
+        assert export(config).commits == 0
+    rows = bed.read_topic("dead") if place == "topic" else bed.rows(place, "dead").to_pylist()
+    offsets = sorted(
+        int(next(each["value"] for each in row["headers"] if each["key"] == "forebay-offset"))
+        if place == "topic"
+        else row["offset"]
+        for row in rows
+    )
+    assert offsets == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_that_cannot_hold_dead_letters_is_refused(bed: Bed, kind: str) -> None:
+    """Its rows would have been files that no reader of the table can make anything of."""
+    bed.send([order(1)])
+    export(bed.config(kind, "other"))
+    bed.send([b"{broken"])
+    dead = f"{kind}:{bed.target(kind, 'other').location}"
+    with pytest.raises(UsageError, match="no table of dead letters: it has no column 'topic'"):
+        export(bed.config(kind, dead_letter=dead))
+    assert bed.rows(kind, "other").num_rows == 1
+
+
+def test_appends_of_dead_letters_are_bounded_by_their_keys_too() -> None:
+    row = {"key": bytes(APPEND_BYTES_MAX // 2), "value": b"bad", "reason": "", "topic": "t", "partition": 0}
+    rows = pa.Table.from_pylist([row | {"offset": offset} for offset in range(4)], DEAD_SCHEMA)
+    assert _portion(rows).num_rows == 1
