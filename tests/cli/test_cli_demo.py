@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +18,7 @@ import pytest
 
 from forebay.cli import demo as demo_module
 from forebay.cli.demo import steps
+from forebay.cli.demo.broker import Broker
 from forebay.cli.demo.events import TOPICS, Event, expected_rows, make_events
 from forebay.cli.demo.proof import Proof, compare, same_answers
 from forebay.cli.demo.questions import QUESTIONS
@@ -165,6 +170,65 @@ def test_a_demo_that_breaks_off_cleans_up_too(
     ran = forebay("demo", "--local")
     assert (ran.code, ran.err) == (1, "error: broken on purpose\n")
     assert list(tmp_path.iterdir()) == []
+
+
+INTERRUPTED = """
+import os, signal, sys
+from forebay.cli import run
+from forebay.cli.demo import steps
+from forebay.cli.demo.broker import Broker
+
+def work(stage):
+    stage.broker = Broker(stage.directory, stage.logs("broker"))
+    print(stage.broker._process.pid, flush=True)
+    os.kill(os.getpid(), signal.{signal})
+    signal.pause()
+
+steps.STEPS = (steps.Step("only", 1, work),)
+sys.exit(run(["demo", "--local"]))
+"""
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_nothing_outlives_a_demo_that_is_told_to_end(tmp_path: Path, name: str) -> None:
+    """Its broker has a group of its own, and went on for ever."""
+    script = INTERRUPTED.replace("{signal}", name)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, timeout=120, check=False
+    )
+    broker = int(ran.stdout)
+    survives = is_alive(broker)
+    if survives:
+        os.kill(broker, signal.SIGKILL)
+    assert not survives
+    assert (ran.returncode, list(tmp_path.iterdir())) == (130, [])
+
+
+def test_a_broker_whose_start_is_interrupted_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes: list[int] = []
+
+    def interrupted(self: Broker) -> str:
+        processes.append(self._process.pid)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Broker, "next_line", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Broker(tmp_path / "data", tmp_path / "log")
+    [broker] = processes
+    survives = is_alive(broker)
+    if survives:
+        os.kill(broker, signal.SIGKILL)
+    assert not survives
 
 
 def test_the_data_is_kept_where_asked(forebay: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,14 +121,7 @@ async def verify(
     ids = IdSource(clock, randomness)
     catalog = Catalog(store, coordinator, clock=clock, ids=ids, randomness=randomness)
     objects = LogObjects(store, coordinator, clock=clock, randomness=randomness)
-    report = VerifyReport(problems=await _pair_problems(objects, catalog))
-    survey = await catalog.survey()
-    unsure = bool(report.problems or survey.damaged)
-    if topic is None:
-        partitions = partitions_of(survey.topics)
-        report.problems += [error.message for error in survey.damaged]
-    else:
-        partitions = partitions_of([await catalog.describe(topic)])
+    report, partitions, unsure = await _begin(objects, catalog, topic)
     search = _OrphanSearch(objects, partitions, unsure=unsure)
     await search.run(f"{ROOT}/" if topic is None else f"{ROOT}/{topic}/partitions/")
     report.orphans = search.orphans
@@ -138,6 +131,19 @@ async def verify(
         if progress is not None:
             progress(str(keys), found.records)
     return report
+
+
+async def _begin(
+    objects: LogObjects, catalog: Catalog, topic: str | None
+) -> tuple[VerifyReport, list[PartitionKeys], bool]:
+    """What is wrong beside the partitions, which ones there are, and whether there may be others."""
+    report = VerifyReport(problems=await _pair_problems(objects, catalog))
+    survey = await catalog.survey()
+    unsure = bool(report.problems or survey.damaged)
+    if topic is not None:
+        return report, partitions_of([await catalog.describe(topic)]), unsure
+    report.problems += [error.message for error in survey.damaged]
+    return report, partitions_of(survey.topics), unsure
 
 
 async def _pair_problems(objects: LogObjects, catalog: Catalog) -> list[str]:

@@ -58,3 +58,10 @@ def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ledger(tmp_path / "ledger-0.arrow", 10)
     assert run(["spark", "loadtest", str(tmp_path), "--local"]) == 0
     assert "12 requests in 1 ledgers" in capsys.readouterr().out
+
+
+def test_a_directory_without_a_ledger_beside_others_is_named(tmp_path: Path) -> None:
+    """It was passed over, and its figures were missing without a word."""
+    ledger(tmp_path / "ledger-0.arrow", 10)
+    with pytest.raises(UsageError, match=r"in .*mistyped"):
+        analyse_loadtest([tmp_path, tmp_path / "mistyped"])

@@ -13,7 +13,7 @@ import pytest
 
 import forebay
 from forebay.errors import UsageError
-from forebay.log import CompactorConfig, LogWriter
+from forebay.log import CompactorConfig, LogWriter, TopicSettings
 from forebay.spark.export._spread import spread
 from forebay.spark.jobs import Place, compact, replay, vacuum, verify
 from forebay.spark.jobs import _replay as replay_module
@@ -43,6 +43,13 @@ def test_every_partition_is_compacted_and_says_the_same_as_before(place: Place) 
     assert (values(place, "orders"), values(place, "clicks")) == before
     assert verify(place).ok
     assert [each.topic for each in compact(place, topic="clicks", config=NOW)] == ["clicks"]
+
+
+def test_topics_that_are_not_to_be_compacted_are_left_alone_unless_they_are_named(place: Place) -> None:
+    with forebay.connect(place.store) as bay:
+        bay.topics.alter("orders", settings=TopicSettings(compaction=False))
+    assert [each.topic for each in compact(place, config=NOW)] == ["clicks"]
+    assert [each.topic for each in compact(place, topic="orders", config=NOW)] == ["orders"] * 3
 
 
 def test_vacuum_here_is_the_vacuum_of_the_command(place: Place) -> None:

@@ -6,9 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.spark.jobs.job_workers import compact_and_die_once
 
+import forebay
+from forebay.errors import StorageDamaged
 from forebay.log import CompactorConfig, VacuumConfig
+from forebay.log._keys import CATALOG_PARTITION_KEY, PartitionKeys, topic_key
 from forebay.spark.export._spread import spread
 from forebay.spark.jobs import Place, compact, vacuum, verify
 from forebay.spark.jobs._place import partitions_of
@@ -46,6 +50,46 @@ def test_verification_on_spark_says_what_it_says_here(place: Place, spark: Spark
     assert not here.ok
     assert there.as_json() == here.as_json() | {"orphans": sorted(here.orphans)}
     assert len(there.orphans) > 0
+
+
+def spoil(place: Place, key: str, partition_key: str) -> None:
+    """Leave something under a key that is no record."""
+    mine, parts = place.opened()
+    mine.run(parts.coordinator.put(key, b"{", partition_key=partition_key))
+
+
+def test_a_damaged_catalog_is_told_by_verification_on_spark_as_here(
+    place: Place, spark: SparkSession
+) -> None:
+    spoil(place, topic_key("broken"), CATALOG_PARTITION_KEY)
+    for topic in (None, "orders"):
+        here, there = verify(place, topic=topic), verify(place, topic=topic, spark=spark)
+        assert there.as_json() == here.as_json()
+        assert here.ok is (topic is not None)
+
+
+def test_a_store_of_another_log_is_told_by_verification_on_spark_as_here(
+    place: Place, spark: SparkSession, tmp_path: Path
+) -> None:
+    with forebay.connect(tmp_path / "other") as bay:
+        bay.topics.create("orders", partitions=1)
+        with bay.producer() as out:
+            out.send("orders", [b"one"], partition=0).result(timeout=60)
+    crossed = Place(str(tmp_path / "other"), place.store)
+    here, there = verify(crossed), verify(crossed, spark=spark)
+    assert not here.ok and here.problems
+    assert there.as_json() == here.as_json()
+
+
+def test_a_damaged_partition_is_told_by_jobs_on_spark_as_here(place: Place, spark: SparkSession) -> None:
+    keys = PartitionKeys("orders", 1)
+    spoil(place, keys.control, keys.partition_key)
+    here, there = verify(place), verify(place, spark=spark)
+    assert not here.ok
+    assert there.as_json() == here.as_json()
+    for where in (None, spark):
+        with pytest.raises(StorageDamaged):
+            vacuum(place, dry_run=True, config=VacuumConfig(grace_ms=0, mark_gap_ms=0), spark=where)
 
 
 def test_the_join_finds_what_two_marks_then_delete(place: Place, spark: SparkSession) -> None:

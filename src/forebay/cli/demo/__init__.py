@@ -8,6 +8,7 @@ every row with what was sent. Nothing in it is simulated.
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ app = CommandGroup(help="The demo.")
 RECORDS = 60_000
 RECORDS_MIN = 400
 """Fewest events of a demo: with fewer none would be late or malformed."""
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end the demo."""
 REPORT = Path("forebay-demo-report", "index.html")
 
 
@@ -59,7 +62,7 @@ def demo(
     from forebay.cli.demo.steps import STEPS, Stage, play
 
     mode, reason = ("local", "Spark, as asked by --local") if local else _mode()
-    with _place(data, keep=keep) as directory:
+    with _interruptible(), _place(data, keep=keep) as directory:
         stage = Stage(directory, mode, records, left_out=[reason] if reason else [])
         try:
             with out.progress() as bar:
@@ -73,6 +76,24 @@ def demo(
         _print(stage, done, ok, report, directory if keep else None)
     if not ok:
         raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Whoever ends the demo ends its processes, too: they are in groups of their own. The first signal is an
+    interruption, and those that follow do not keep it from cleaning up."""
+
+    def interrupt(*_: object) -> None:
+        for number in ENDINGS:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _mode() -> tuple[str, str]:

@@ -100,7 +100,11 @@ class Broker(_Process):
 
     def __init__(self, data: Path, log: Path) -> None:
         super().__init__(["-m", "forebay.cli", "serve", "--data", str(data), "--port", "0"], log)
-        line = self.next_line()
+        try:
+            line = self.next_line()
+        except BaseException:  # Nobody has it yet who could end it.
+            self.kill()
+            raise
         if line is None:
             raise self._gone("the broker did not start")
         self.url = line.split()[-1]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from forebay.errors import StorageDamaged
 from forebay.log._keys import ROOT, PartitionKeys
 from forebay.log._references import Visit
 from forebay.spark.jobs._place import Place
@@ -54,6 +55,8 @@ class Names:
     unnamed: list[ObjectInfo]
     """Those that no visited partition names."""
     visits: list[Visit]
+    damaged: list[StorageDamaged]
+    """Why partitions could not be visited: then some of the objects without a name may have one."""
 
 
 def unnamed_objects(
@@ -75,7 +78,9 @@ def unnamed_objects(
     visits = visited.where("visit is not null").select("visit").toArrow().column(0).to_pylist()
     unnamed = [ObjectInfo(row["key"], row["size"], row["version"], row["modified"]) for row in rows]
     by_key = sorted(unnamed, key=lambda each: each.key)
-    return Names(objects.count(), by_key, [pickle.loads(each) for each in visits])
+    found = [pickle.loads(each) for each in visits]
+    damaged = [each for each in found if isinstance(each, StorageDamaged)]
+    return Names(objects.count(), by_key, [each for each in found if isinstance(each, Visit)], damaged)
 
 
 def _shards(prefix: str, partitions: Sequence[PartitionKeys]) -> list[tuple[str, str]]:
@@ -112,7 +117,7 @@ def list_shard(place: Place, prefix: str, shard: tuple[str, str]) -> Iterator[pa
 
 
 def visit_partition(place: Place, sweep: bool, keys: PartitionKeys) -> Iterator[pa.RecordBatch]:
-    """What a visiting task yields: a row per name, and one for the visit itself."""
+    """What a visiting task yields: a row per name, and one for the visit itself, or for why there is none."""
     mine, _ = place.opened()
     objects = place.objects()
     named: list[str] = []
@@ -122,7 +127,10 @@ def visit_partition(place: Place, sweep: bool, keys: PartitionKeys) -> Iterator[
         swept = await objects.sweep(visit) if sweep else 0
         return Visit(visit.keys, visit.exists, visit.compaction_since_ms, visit.stale[:swept])
 
-    visit = pickle.dumps(mine.run(visited()))
+    try:
+        visit = pickle.dumps(mine.run(visited()))
+    except StorageDamaged as error:  # A second attempt would meet it again.
+        visit = pickle.dumps(error)
     for first in range(0, len(named), BATCH_ROWS):
         part = named[first : first + BATCH_ROWS]
         yield pa.RecordBatch.from_arrays([pa.array(part), pa.nulls(len(part), pa.binary())], schema=NAMES)

@@ -89,9 +89,14 @@ def analyse_loadtest(
     told: Callable[[], None] | None = None,
 ) -> LoadtestReport:
     """Add up all ledgers of these run directories, which every executor must be able to read."""
-    paths = [str(path.absolute()) for run in runs for path in sorted(Path(run).glob("ledger-*.arrow"))]
-    if not paths:
+    found = {str(run): sorted(Path(run).glob("ledger-*.arrow")) for run in runs}
+    if lacking := [run for run, ledgers in found.items() if not ledgers]:
+        raise UsageError(
+            f"there is no ledger-N.arrow in {lacking[0]}", hint="name the directories of load-test runs"
+        )
+    if not found:
         raise UsageError("there is no ledger-N.arrow", hint="name the directories of load-test runs")
+    paths = [str(path.absolute()) for ledgers in found.values() for path in ledgers]
     total = LoadtestReport()
     for report in spread(read_ledger, paths, spark=spark, told=told):
         total.add(report)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from forebay._connect import Parts
 from forebay.log import Catalog
-from forebay.log._discovery import catalog_partitions
 from forebay.log._references import LogObjects
 from forebay.spark.export._clients import Clients, clients
 
@@ -41,14 +40,17 @@ class Place:
 
 
 def partitions_of(place: Place, topic: str | None) -> list[tuple[str, int]]:
-    """Every partition of a topic, or of all of them."""
+    """The partitions to compact: of a topic, or of all that are not left out of compaction."""
     mine, _ = place.opened()
     catalog = place.catalog()
 
     async def look() -> list[tuple[str, int]]:
-        if topic is not None:
-            await catalog.describe(topic)
-        found = await catalog_partitions(catalog)
-        return [(keys.topic, keys.partition) for keys in found if topic in (None, keys.topic)]
+        topics = await catalog.list() if topic is None else [await catalog.describe(topic)]
+        return [
+            (each.topic, number)
+            for each in topics
+            if topic is not None or each.settings.compaction
+            for number in range(each.partitions)
+        ]
 
     return mine.run(look())

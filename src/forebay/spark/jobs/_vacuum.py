@@ -48,6 +48,8 @@ def vacuum(
     # The clock of the pass is read before the listing: an object counts by its age at the beginning.
     sweep = mine.run(_begin(local, VacuumReport(dry_run), set(partitions)))
     names = unnamed_objects(spark, place, partitions, sweep=not dry_run)
+    if names.damaged:
+        raise names.damaged[0]
     mine.run(sweep.finish(names))
     return sweep.report
 

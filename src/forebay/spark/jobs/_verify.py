@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from forebay.log import PartitionReport, VerifyReport
 from forebay.log import verify as verify_here
 from forebay.log._keys import ROOT, PartitionKeys
-from forebay.log._verify import _Look, _OrphanSearch
+from forebay.log._verify import _begin, _Look, _OrphanSearch
 from forebay.spark.export._spread import spread
 from forebay.spark.jobs._join import unnamed_objects
-from forebay.spark.jobs._place import Place, partitions_of
+from forebay.spark.jobs._place import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,11 +44,11 @@ def verify(
                 progress=None if told is None else lambda *_: told(),
             )
         )
-    partitions = [PartitionKeys(*each) for each in partitions_of(place, topic)]
-    report = VerifyReport()
+    objects = place.objects()
+    report, partitions, unsure = mine.run(_begin(objects, place.catalog(), topic))
     prefix = f"{ROOT}/" if topic is None else f"{ROOT}/{topic}/partitions/"
     names = unnamed_objects(spark, place, partitions, prefix=prefix)
-    search = _OrphanSearch(place.objects(), ())
+    search = _OrphanSearch(objects, (), unsure=unsure or bool(names.damaged))
     search._known |= set(partitions)
     mine.run(search._compare(names.unnamed))
     report.orphans = search.orphans
