@@ -244,6 +244,20 @@ def test_a_directory_with_something_in_it_is_left_alone(forebay: Run, filled: Pa
     assert ran.code == 2 and "not empty" in ran.error["message"]
 
 
+def test_a_directory_as_the_report_is_refused_before_anything_happens(
+    forebay: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[Stage] = []
+
+    def work(stage: Stage) -> Outcome:
+        played.append(stage)
+        return Outcome(0, "")
+
+    with_steps(monkeypatch, work)
+    ran = forebay("demo", "--local", "--data", tmp_path / "data", "--report", tmp_path, "-o", "json")
+    assert (ran.code, played) == (2, []) and "is a directory" in ran.error["message"]
+
+
 def test_without_java_the_demo_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
         raise Unsupported("there is no Java", hint="install it")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import forebay as forebay_package
-from forebay.spark.export import close_clients
+from forebay.errors import Unavailable, UsageError
+from forebay.spark.export import Exporter, ExportReport, close_clients
 
 Run = Callable[..., Any]
 
@@ -176,3 +177,45 @@ def test_a_replay_is_run_twice_and_appends_once(forebay: Run, data: Path) -> Non
     first = forebay(*words, "-o", "json").document
     assert sum(each["appended"] for each in first["partitions"]) == 22
     assert forebay(*words).out.endswith("0 records appended to again\n")
+
+
+def test_names_of_columns_do_not_reach_the_terminal_as_they_are(
+    forebay: Run, data: Path, tmp_path: Path
+) -> None:
+    words = [
+        "spark", "export", "orders", "--data", data, "--to", f"delta:{tmp_path / 'table'}",
+        "--format", "json", "--dead-letter", "topic:dead", "--local",
+    ]  # fmt: skip
+    assert forebay(*words).code == 0
+    with forebay_package.connect(data) as bay, bay.producer() as out:
+        record = json.dumps({"id": 1, "\x1b[2J": 1, "ID": 2, "a\0b": 3}).encode()
+        out.send("orders", [record], partition=0).result(timeout=60)
+    ran = forebay(*words)
+    assert ran.code == 0
+    assert "new columns: \\x1b[2J\n" in ran.out
+    assert "left out, for no column can have the name, or one has it" in ran.out
+    assert ran.out.rstrip().endswith("ID, a\\x00b")
+
+
+def test_a_continuous_export_says_once_what_it_waits_for(
+    forebay: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said nothing, however long the store was down."""
+    rounds: list[int] = []
+
+    def run_once(self: Exporter) -> ExportReport:
+        rounds.append(len(rounds))
+        if len(rounds) in (1, 2, 4):
+            raise Unavailable("the table cannot be reached")
+        if len(rounds) == 5:
+            raise UsageError("enough")
+        return ExportReport()
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # Those of the tests stay.
+    monkeypatch.setattr(Exporter, "run_once", run_once)
+    ran = forebay(
+        "spark", "export", "orders", "--data", data, "--to", f"delta:{tmp_path / 'table'}", "--local",
+        "--continuous", "--interval", "100ms",
+    )  # fmt: skip
+    line = "warning: the table cannot be reached; it is tried again every 0.1 s\n"
+    assert ran.err == line * 2 + "error: enough\n"

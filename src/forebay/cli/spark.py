@@ -20,7 +20,7 @@ from forebay.cli._deployment import Deployment, deployment_options
 from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._log_parts import check_there, parse_time_ms
 from forebay.cli._options import CommandGroup
-from forebay.errors import UsageError
+from forebay.errors import ForebayError, UsageError
 from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -205,11 +205,23 @@ def _export(config: ExportConfig, spark: SparkSession | None, interval_s: float 
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
 
+            waits = ""
+
             def each(report: ExportReport) -> None:
+                nonlocal waits
+                waits = ""
                 if report.commits:
                     _print(report, config)
 
-            export_forever(config, interval_s=interval_s, stop=stop, spark=spark, step=step, each=each)
+            def waiting(error: ForebayError) -> None:
+                nonlocal waits
+                if error.message != waits:  # Once for an outage, not once for every attempt.
+                    waits = error.message
+                    out.warning(f"{waits}; it is tried again every {interval_s:g} s")
+
+            export_forever(
+                config, interval_s=interval_s, stop=stop, spark=spark, step=step, each=each, waiting=waiting
+            )
             return
     _print(report, config)
 
@@ -226,11 +238,12 @@ def _print(report: ExportReport, config: ExportConfig) -> None:
     )
     for lane, count in sorted(report.skipped.items()):
         out.line(f"{lane}: {count:,} positions were gone before they were exported")
+    # Whoever produces records chooses the names.
     if report.added_columns:
-        out.line(f"new columns: {', '.join(report.added_columns)}")
+        out.line(f"new columns: {out.printable(', '.join(report.added_columns))}")
     if report.ignored_columns:
-        left_out = ", ".join(report.ignored_columns)
-        out.line(f"left out, for a column has the name, if in another case: {left_out}")
+        left_out = out.printable(", ".join(report.ignored_columns))
+        out.line(f"left out, for no column can have the name, or one has it, if in another case: {left_out}")
 
 
 def _job_place(deployment: Deployment) -> Place:

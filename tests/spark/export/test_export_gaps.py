@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import random
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from tests.spark.export.bed import Bed, order, places
+from tests.spark.export.bed import Bed, order, places, read_table
 from tests.spark.export.test_export_sources import buffer_config, entries, produce
 
 import forebay
-from forebay.spark.export import RecordsTrimmed, close_clients, export
+from forebay.formats import buffer_batch
+from forebay.kit.clock import SystemClock
+from forebay.spark.export import (
+    ExportConfig,
+    RecordsTrimmed,
+    SourceSpec,
+    TargetSpec,
+    close_clients,
+    export,
+)
+from forebay.storage import open_store
+from forebay.stream import RetentionPolicy, StreamTier, StreamWriter, TierConfig
 
 pytestmark = pytest.mark.xdist_group("export")
 
@@ -72,3 +87,60 @@ def test_a_buffer_is_acknowledged_by_the_next_export_where_the_last_was_killed(t
     report = export(buffer_config(tmp_path, acknowledge=True))
     close_clients()
     assert (report.records, entries(tmp_path / "buffer")) == (0, 0)
+
+
+@pytest.mark.parametrize("empty", [(0,), (1,), (0, 1, 2)])
+def test_a_batch_of_a_buffer_without_records_is_exported_like_any_other(
+    tmp_path: Path, empty: tuple[int, ...]
+) -> None:
+    """Other producers may write one. It ended every export of the queue."""
+    produce(tmp_path / "buffer", 3)
+    batches = sorted(tmp_path.glob("buffer/ingest/*.batch"))
+    for number in empty:
+        batches[number].write_bytes(buffer_batch.encode([]))
+    config = dataclasses.replace(buffer_config(tmp_path), format="raw")
+    report = export(config)
+    assert (report.records, report.rows) == (3, 30 - 10 * len(empty))
+    close_clients()
+    assert export(config).records == 0
+
+
+def tiered(tmp_path: Path, config: TierConfig) -> None:
+    async def tier() -> None:
+        async with open_store(str(tmp_path / "bucket")) as store:
+            clock, folder = SystemClock(), tmp_path / "streams" / "orders"
+            await StreamTier(
+                folder, store, config=config, clock=clock, randomness=random.Random(1)
+            ).run_once()
+
+    asyncio.run(tier())
+
+
+@pytest.mark.parametrize("loss", ["fail", "skip"])
+def test_what_a_stream_lets_go_while_it_is_exported_is_a_gap_and_no_silence(
+    tmp_path: Path, loss: Literal["fail", "skip"]
+) -> None:
+    """A stream hands out what is left to whoever asks for what is gone: the rest was lost without a word."""
+    with StreamWriter(tmp_path / "streams" / "orders", epoch=1, clock=SystemClock()) as writer:
+        for number in range(20):
+            writer.append([order(number * 3 + each) for each in range(3)])
+            writer.commit()
+    small = TierConfig(fragment_bytes=1_000)
+    tiered(tmp_path, small)
+    source = SourceSpec.parse("stream:orders", str(tmp_path / "bucket"), None)
+    config = ExportConfig(
+        source, TargetSpec.parse(f"delta:{tmp_path / 'table'}"), format="json", on_data_loss=loss
+    )
+
+    def step(what: str, *_: int) -> None:
+        if what == "planned":
+            tiered(tmp_path, dataclasses.replace(small, retention=RetentionPolicy(max_bytes=2_000)))
+
+    if loss == "fail":
+        with pytest.raises(RecordsTrimmed):
+            export(config, step=step)
+        return
+    report = export(config, step=step)
+    first = min(read_table(config.target).column("_offset").to_pylist())
+    assert 0 < first < 60 and report.rows == 60 - first
+    close_clients()

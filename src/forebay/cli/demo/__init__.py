@@ -61,6 +61,8 @@ def demo(
     from forebay.cli.demo.report import draw
     from forebay.cli.demo.steps import STEPS, Stage, play
 
+    if report.is_dir():
+        raise UsageError(f"{report} is a directory", hint="name a file for --report")
     mode, reason = ("local", "Spark, as asked by --local") if local else _mode()
     with _interruptible(), _place(data, keep=keep) as directory:
         stage = Stage(directory, mode, records, left_out=[reason] if reason else [])

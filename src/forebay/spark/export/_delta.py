@@ -28,6 +28,9 @@ from forebay.spark.export._tables import Commit, Handle, Table
 __all__ = ["DeltaLake", "storage_of"]
 
 RETENTION = "delta.setTransactionRetentionDuration"
+CONSTRAINT = "delta.constraints."
+UNSUPPORTED = "Unsupported table features"
+"""How delta-rs begins where somebody else has turned on what it cannot write."""
 MESSAGE_CHARS_MAX = 500
 """Longest message of delta-rs that is passed on."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -99,6 +102,16 @@ class DeltaHandle(Handle):
                 f"{table.table_uri} forgets its positions: {RETENTION} is set",
                 hint="remove that property before exporting into the table",
             )
+        rules = [
+            name.removeprefix(CONSTRAINT) for name in metadata.configuration if name.startswith(CONSTRAINT)
+        ]
+        rules += [f"{field.name} not null" for field in table.schema().fields if not field.nullable]
+        if rules:
+            # delta-rs takes files as they are; nobody would notice before the table is read.
+            raise UsageError(
+                f"{table.table_uri} has rules that an export does not look at: {', '.join(rules)}",
+                hint="drop them, or export into a table of its own",
+            )
 
     def _app(self, lane: str) -> str:
         return f"forebay/{self._name}/{lane}"
@@ -111,7 +124,7 @@ class DeltaHandle(Handle):
     def commit(self, commit: Commit) -> str:
         """One log entry with the files and the transactions."""
         from deltalake import Schema
-        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import AddAction, CommitProperties, Transaction
 
         now_ms = clients().clock.now_ms()
@@ -131,13 +144,13 @@ class DeltaHandle(Handle):
                 ),
             )
         except CommitFailedError as error:
+            if str(error).startswith(UNSUPPORTED):
+                raise Unsupported(
+                    f"{self._table.table_uri}: {_line(error)}", hint="export into a table without them"
+                ) from error
             raise CommitConflict(self._table.table_uri, str(error)) from error
-        except OSError as error:
+        except (OSError, DeltaError) as error:
             raise CommitUnknown(f"commit to {self._table.table_uri}", reason=_line(error)) from error
-        except Exception as error:
-            if "deltalake" in type(error).__module__:
-                raise CommitUnknown(f"commit to {self._table.table_uri}", reason=_line(error)) from error
-            raise
         return str(self._table.version() + 1)
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:

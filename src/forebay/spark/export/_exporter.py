@@ -121,9 +121,10 @@ class Exporter:
                 conflicts = 0
             except RecordsTrimmed:
                 # Between the plan and the read: planned again, it is a gap like any other.
-                if self.config.on_data_loss == "fail":
+                now = self._with_gaps(goal)
+                if self.config.on_data_loss == "fail" or now == goal:
                     raise
-                goal = self._with_gaps(goal)
+                goal = now
             except CommitConflict:
                 conflicts += 1
                 report.conflicts += 1

@@ -33,6 +33,7 @@ __all__ = ["IcebergTable"]
 RETRIES: Final = "commit.retry.num-retries"
 DATA: Final = "data"
 """Directory of the files below the table's own."""
+NO_FLOATS: Final = "a number that Iceberg keeps rounded: no reader would find its rows"
 MESSAGE_CHARS_MAX: Final = 500
 """Longest message of pyiceberg that is passed on."""
 
@@ -77,6 +78,9 @@ class IcebergTable(Table):
             TableAlreadyExistsError,
         )
 
+        for column in partition_by:
+            if pa.types.is_floating(schema.field(column).type):
+                raise UsageError(f"partitioned by {column!r}, {NO_FLOATS}", hint="choose another column")
         namespace = self._identifier.rpartition(".")[0]
         with _in_our_words(self._identifier), contextlib.suppress(NamespaceAlreadyExistsError):
             self._catalog.create_namespace(namespace)
@@ -98,6 +102,7 @@ class IcebergHandle(Handle):
     def __init__(self, table: Any, name: str) -> None:
         self._table = table
         self._name = name
+        _check(self._title, table)
         self.schema = table_schema(table.schema().as_arrow())
         names = {field.field_id: field.name for field in table.schema().fields}
         self.partition_by = tuple(names[field.source_id] for field in table.spec().fields)
@@ -135,6 +140,11 @@ class IcebergHandle(Handle):
                 )
         except CommitFailedException as error:
             raise CommitConflict(self._title, _line(error)) from error
+        except ValueError as error:
+            raise UsageError(
+                f"{self._title} does not take these files: {_line(error)}",
+                hint="export into a table of its own",
+            ) from error
         except _outages() as error:
             raise CommitUnknown(f"commit to {self._title}", reason=_line(error)) from error
         return str(self._table.metadata.current_snapshot_id)
@@ -168,6 +178,34 @@ class IcebergHandle(Handle):
         root = f"{self._table.location().rstrip('/')}/{DATA}/"
         found = self._table.inspect.files().to_pylist()
         return {row["file_path"].removeprefix(root): row["record_count"] for row in found}
+
+
+def _check(title: str, table: Any) -> None:
+    """Raise `UsageError` where files cannot be added to a table that somebody else has made, or changed."""
+    from pyiceberg.transforms import IdentityTransform
+    from pyiceberg.types import TimestampType
+
+    fields = table.schema().fields
+    wrong = [f"{each.name} is required" for each in fields if each.required]
+    naive = [each.name for each in fields if isinstance(each.field_type, TimestampType)]
+    wrong += [f"{name} is a timestamp without a zone" for name in naive]
+    kinds = {each.field_id: each for each in fields}
+    for each in table.spec().fields:
+        origin = kinds.get(each.source_id)
+        if origin is None or not isinstance(each.transform, IdentityTransform):
+            wrong.append(f"it is partitioned by {each.transform} of {origin and origin.name}")
+        elif _is_floating(origin.field_type):
+            wrong.append(f"it is partitioned by {origin.name}, {NO_FLOATS}")
+    if wrong:
+        raise UsageError(
+            f"{title} takes no files of an export: {'; '.join(wrong)}", hint="export into a table of its own"
+        )
+
+
+def _is_floating(kind: Any) -> bool:
+    from pyiceberg.types import DoubleType, FloatType
+
+    return isinstance(kind, DoubleType | FloatType)
 
 
 def _outages() -> tuple[type[Exception], ...]:

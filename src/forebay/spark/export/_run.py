@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from forebay.errors import NotDone, OutcomeUnknown, UsageError
+from forebay.errors import ForebayError, NotDone, OutcomeUnknown, UsageError
 from forebay.spark.export._clients import clients
 from forebay.spark.export._config import ExportConfig, TargetSpec
 from forebay.spark.export._exporter import Exporter, ExportReport, Step
@@ -47,10 +47,12 @@ def export_forever(
     spark: SparkSession | None = None,
     step: Step | None = None,
     each: Callable[[ExportReport], None] | None = None,
+    waiting: Callable[[ForebayError], None] | None = None,
 ) -> None:
     """Export again and again, `interval_s` apart, until `stop` is set; `each` hears of every round.
 
-    A source or a table that cannot be reached is waited for. What no waiting heals is raised.
+    A source or a table that cannot be reached is waited for, and `waiting` hears why. What no waiting heals
+    is raised.
     """
     if interval_s < INTERVAL_S_MIN:
         raise UsageError(f"every {interval_s} s", hint=f"at least {INTERVAL_S_MIN} s")
@@ -61,6 +63,8 @@ def export_forever(
         except (OutcomeUnknown, NotDone) as error:
             if not _passes(error):
                 raise
+            if waiting is not None:
+                waiting(error)
         else:
             if each is not None:
                 each(report)

@@ -31,8 +31,8 @@ from forebay.spark.export._clients import Clients
 from forebay.spark.export._config import SourceSpec
 from forebay.spark.export._errors import RecordsTrimmed
 from forebay.spark.export._facts import Span
+from forebay.stream import Overtaken, Spec, StreamReader, find_stream
 from forebay.stream import ReaderConfig as StreamReaderConfig
-from forebay.stream import Spec, StreamReader, find_stream
 from forebay.stream._calls import Calls
 
 __all__ = ["SOURCE_SCHEMA", "Lane", "Source", "open_source"]
@@ -243,6 +243,24 @@ class StreamSource:
         yield from self._clients.pull(self._scan(span))
 
     async def _scan(self, span: Span) -> AsyncIterator[pa.RecordBatch]:
+        """Whoever asks a stream for what is gone gets what is left, so it is looked at what is."""
+        begun = False
+        try:
+            async for batch in self._chunks(span):
+                if not begun:
+                    self._check_whole(span)
+                begun = True
+                yield batch
+        except Overtaken as error:
+            raise RecordsTrimmed(span.lane, position=error.offset, earliest=error.resume_offset) from error
+        if not begun:
+            self._check_whole(span)
+
+    def _check_whole(self, span: Span) -> None:
+        if self._reader.first_offset > span.start:
+            raise RecordsTrimmed(span.lane, position=span.start, earliest=self._reader.first_offset)
+
+    async def _chunks(self, span: Span) -> AsyncIterator[pa.RecordBatch]:
         async for chunk in self._reader.chunks(Spec("offset", span.start)):
             header = chunk.header
             if header.chunk_id >= span.end:
