@@ -4,6 +4,7 @@ import io
 import json
 import random
 import re
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -356,6 +357,32 @@ def test_an_avro_branch_below_the_first_or_behind_the_last_is_bad() -> None:
             value = good[:place] + bytes([index]) + good[place + 1 :]
             decoded = decode(decoder, [good, value], decoder._columns)
             assert [number for number, _ in decoded.bad] == [1], (place, index)
+
+
+def test_avro_types_are_found_by_their_names_in_any_namespace() -> None:
+    """The reader gets other names for them."""
+    inner = {"type": "record", "name": "logicalType", "fields": [{"name": "type0", "type": ["null", "int"]}]}
+    money = {"type": "fixed", "name": "x.y.money", "size": 4, "logicalType": "decimal", "precision": 8}
+    fields = [
+        {"name": "one", "type": inner, "doc": "d", "aliases": ["eins"]},
+        {"name": "two", "type": ["null", "logicalType"], "default": None},
+        {"name": "three", "type": {"type": "array", "items": "a.b.logicalType"}},
+        {"name": "four", "type": {"type": "map", "values": money}},
+        {"name": "five", "type": ["null", "x.y.money"]},
+        {"name": "six", "type": {"type": "enum", "name": "kind", "symbols": ["A", "B"], "default": "A"}},
+        {"name": "seven", "type": ["null", {"type": "array", "items": ["null", "a.b.kind"]}]},
+    ]
+    schema = {"type": "record", "name": "r", "namespace": "a.b", "fields": fields}
+    row = {
+        "one": {"type0": 1}, "two": {"type0": None}, "three": [{"type0": 2}], "four": {"k": Decimal(7)},
+        "five": Decimal(-8), "six": "B", "seven": ["A", None],
+    }  # fmt: skip
+    file = io.BytesIO()
+    fastavro.schemaless_writer(file, fastavro.parse_schema(schema), row)
+    decoder = AvroDecoder(json.dumps(schema))
+    decoded = decode(decoder, [file.getvalue()], decoder._columns)
+    assert decoded.bad == []
+    assert decoded.table.to_pylist() == [row | {"four": [("k", Decimal(7))]}]
 
 
 def test_a_grown_avro_schema_tells_of_its_new_fields() -> None:

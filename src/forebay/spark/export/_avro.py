@@ -41,6 +41,10 @@ MARK_BYTES: Final = 16
 SYNC_BYTES: Final = 16
 INDEX_BYTE_MAX: Final = 64
 """Numbers below zero that take one byte: -1 to -64."""
+BRANCH: Final = "logicalType"
+"""Name of the enum that is the branches below zero. The reader searches every union that it reads for this
+word, from the first branch on: with another name it goes through all of them each time, at three times the
+cost of the whole."""
 _PRIMITIVE: Final = {
     "null": pa.null(),
     "boolean": pa.bool_(),
@@ -65,8 +69,8 @@ class AvroDecoder:
 
     def __init__(self, schema: str) -> None:
         self._none = f"forebay_{secrets.token_hex(8)}_"
-        self._schema = _padded(_load(schema), self._none, [])
         self._columns = arrow_schema_of(schema)
+        self._schema = _padded(_parsed(schema), self._none, {})
 
     def decode(self, values: pa.BinaryArray, keys: pa.BinaryArray, wanted: pa.Schema) -> Decoded:
         """A row per value that is a datum of the schema and nothing more, and fits the columns."""
@@ -157,28 +161,33 @@ def _plain(schema: Any) -> Any:
     return kept
 
 
-def _padded(schema: Any, word: str, made: list[str]) -> Any:
-    """The schema with symbols and branches for the numbers below zero. `made` has the name of the enum that
-    is all those branches, once it is defined."""
+def _padded(schema: Any, word: str, names: dict[str, str]) -> Any:
+    """The schema with symbols and branches for the numbers below zero. Types get names without a namespace,
+    in which the enum of those branches could not be named; `names` has those met so far."""
+    if isinstance(schema, str):
+        return names.get(schema, schema)
     if isinstance(schema, list):
-        found = [_padded(each, word, made) for each in schema]
-        name = f"forebay.{word}"  # With a dot it is the same in every namespace.
-        if not made:
-            made.append(name)
-            return [*found, {"type": "enum", "name": name, "symbols": [word]}, *[name] * (INDEX_BYTE_MAX - 1)]
-        return [*found, *[name] * INDEX_BYTE_MAX]
-    if not isinstance(schema, dict):
-        return schema
-    padded = {key: _padded_in(key, each, word, made) for key, each in schema.items()}
-    if schema.get("type") == "enum":
+        found = [_padded(each, word, names) for each in schema]
+        if BRANCH in names.values():
+            return [*found, *[BRANCH] * INDEX_BYTE_MAX]
+        names[""] = BRANCH
+        made = {"type": "enum", "name": BRANCH, "symbols": [word]}
+        return [*found, made, *[BRANCH] * (INDEX_BYTE_MAX - 1)]
+    padded = {key: schema[key] for key in _KEPT if key in schema}
+    if schema["type"] in _NAMED:
+        padded["name"] = names[schema["name"]] = f"type{len(names)}"
+    else:
+        padded["type"] = _padded(schema["type"], word, names)
+    if schema["type"] == "enum":
         padded["symbols"] = [*schema["symbols"], *(f"{word}{number}" for number in range(INDEX_BYTE_MAX))]
+    if schema["type"] == "record":
+        padded["fields"] = [
+            {"name": each["name"], "type": _padded(each["type"], word, names)} for each in schema["fields"]
+        ]
+    for key in ("items", "values"):
+        if key in schema:
+            padded[key] = _padded(schema[key], word, names)
     return padded
-
-
-def _padded_in(key: str, each: Any, word: str, made: list[str]) -> Any:
-    if key == "fields":
-        return [_padded(field, word, made) for field in each]
-    return _padded(each, word, made) if key in _NESTED else each
 
 
 def _holds(array: pa.Array, word: str) -> bool:
@@ -194,6 +203,9 @@ def _holds(array: pa.Array, word: str) -> bool:
     return is_text and bool(pc.any(pc.starts_with(array, word)).as_py())
 
 
+_NAMED: Final = ("record", "enum", "fixed")
+_KEPT: Final = ("type", "size", "logicalType", "precision", "scale")
+"""What else the reader needs of a type."""
 _NESTED: Final = ("type", "items", "values", "fields")
 """What holds the types inside of a type."""
 
@@ -205,16 +217,20 @@ def _is_kept(schema: dict[str, Any]) -> bool:
 
 def arrow_schema_of(text: str) -> pa.Schema:
     """The columns of an Avro record schema."""
+    return pa.schema(list(_arrow_type(_parsed(text), {})))
+
+
+def _parsed(text: str) -> Any:
+    """The schema with the full names of its types."""
     try:
         import fastavro
     except ImportError as error:
         raise Unsupported("fastavro is not installed", hint="pip install 'forebay[spark]'") from error
     try:
-        parsed = fastavro.parse_schema(_load(text))
+        return fastavro.parse_schema(_load(text))
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, KeyError) as error:
         words = " ".join(str(error).split())[:200]
         raise UsageError(f"the Avro schema is none: {words}", hint="give the .avsc file") from error
-    return pa.schema(list(_arrow_type(parsed, {})))
 
 
 def _arrow_type(schema: Any, names: dict[str, pa.DataType | None]) -> pa.DataType:
@@ -231,7 +247,10 @@ def _arrow_type(schema: Any, names: dict[str, pa.DataType | None]) -> pa.DataTyp
         if schema["precision"] > DECIMAL_DIGITS_MAX:
             digits = schema["precision"]
             raise UsageError(f"an Avro decimal of {digits} digits", hint=f"up to {DECIMAL_DIGITS_MAX}")
-        return pa.decimal128(schema["precision"], schema.get("scale", 0))
+        found = pa.decimal128(schema["precision"], schema.get("scale", 0))
+        if kind == "fixed":
+            names[schema["name"]] = found
+        return found
     if logical is not None:
         return _LOGICAL[kind, logical]
     if kind == "array":
