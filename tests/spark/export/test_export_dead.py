@@ -49,6 +49,17 @@ def test_a_table_that_cannot_hold_dead_letters_is_refused(bed: Bed, kind: str) -
     assert bed.rows(kind, "other").num_rows == 1
 
 
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_tables_inside_of_one_another_are_refused(bed: Bed, kind: str) -> None:
+    """A full vacuum of the outer one deleted the dead letters."""
+    bed.send([b"{broken", order(1)])
+    for table, dead in (("table", "table/dead"), ("outer/table", "outer")):
+        with pytest.raises(UsageError, match="inside of one another"):
+            export(bed.config(kind, table, dead_letter=f"{kind}:{bed.target(kind, dead).location}"))
+    beside = f"{kind}:{bed.target(kind, 'table-dead').location}"
+    assert export(bed.config(kind, dead_letter=beside)).dead_letters == 1
+
+
 def test_appends_of_dead_letters_are_bounded_by_their_keys_too() -> None:
     row = {"key": bytes(APPEND_BYTES_MAX // 2), "value": b"bad", "reason": "", "topic": "t", "partition": 0}
     rows = pa.Table.from_pylist([row | {"offset": offset} for offset in range(4)], DEAD_SCHEMA)

@@ -8,6 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from forebay.errors import UsageError
+from forebay.spark.export import ExportConfig, SourceSpec, TargetSpec
 from forebay.spark.export._files import SPARE_BYTES, encode_parquet
 
 RANDOM = pa.table({"value": pa.array([os.urandom(1000) for _ in range(2000)]), "offset": range(2000)})
@@ -27,3 +29,12 @@ def test_a_file_has_its_rows_whether_it_is_larger_than_its_table_or_not(
 def test_a_dictionary_that_is_written_out_is_larger_than_the_room_for_it() -> None:
     data, _ = encode_parquet(WRITTEN_OUT, "none")
     assert data.size > 2 * WRITTEN_OUT.nbytes + SPARE_BYTES
+
+
+def test_a_codec_that_there_is_none_of_is_refused_before_anything_happens() -> None:
+    source, target = SourceSpec.parse("orders", "data", None), TargetSpec.parse("delta:table")
+    for codec in ("zstd", "snappy", "lz4", "gzip", "none"):
+        data, _ = encode_parquet(RANDOM, ExportConfig(source, target, compression=codec).compression)
+        assert pq.read_table(pa.BufferReader(data)).num_rows == 2000
+    with pytest.raises(UsageError, match="compression is 'zip'"):
+        ExportConfig(source, target, compression="zip")

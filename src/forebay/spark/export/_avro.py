@@ -244,13 +244,7 @@ def _arrow_type(schema: Any, names: dict[str, pa.DataType | None]) -> pa.DataTyp
         return found
     kind, logical = schema["type"], schema.get("logicalType")
     if logical == "decimal":
-        if schema["precision"] > DECIMAL_DIGITS_MAX:
-            digits = schema["precision"]
-            raise UsageError(f"an Avro decimal of {digits} digits", hint=f"up to {DECIMAL_DIGITS_MAX}")
-        found = pa.decimal128(schema["precision"], schema.get("scale", 0))
-        if kind == "fixed":
-            names[schema["name"]] = found
-        return found
+        return _decimal(schema, names)
     if logical is not None:
         return _LOGICAL[kind, logical]
     if kind == "array":
@@ -264,6 +258,16 @@ def _arrow_type(schema: Any, names: dict[str, pa.DataType | None]) -> pa.DataTyp
     if kind == "map":
         return pa.map_(pa.string(), _arrow_type(schema["values"], names))
     return _named(schema, names) if kind in ("record", "enum", "fixed") else _arrow_type(kind, names)
+
+
+def _decimal(schema: dict[str, Any], names: dict[str, pa.DataType | None]) -> pa.DataType:
+    digits = schema["precision"]
+    if digits > DECIMAL_DIGITS_MAX:
+        raise UsageError(f"an Avro decimal of {digits} digits", hint=f"up to {DECIMAL_DIGITS_MAX}")
+    found = pa.decimal128(digits, schema.get("scale", 0))
+    if schema["type"] == "fixed":
+        names[schema["name"]] = found
+    return found
 
 
 def _takes_no_bytes(kind: pa.DataType) -> bool:

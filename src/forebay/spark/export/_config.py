@@ -15,6 +15,7 @@ Format: TypeAlias = Literal["raw", "json", "avro", "arrow"]
 MIB = 1024 * 1024
 
 FORMATS = ("raw", "json", "avro", "arrow")
+COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
 TABLES = ("delta", "parquet", "iceberg")
 
 
@@ -124,6 +125,8 @@ class ExportConfig:
                 raise UsageError(f"{field} is {getattr(self, field)}", hint="at least 1")
         if self.format not in FORMATS:
             raise UsageError(f"format is {self.format!r}", hint=f"one of {', '.join(FORMATS)}")
+        if self.compression not in COMPRESSIONS:
+            raise UsageError(f"compression is {self.compression!r}", hint=f"one of {', '.join(COMPRESSIONS)}")
         if not self.name or "/" in self.name:
             raise UsageError(f"name is {self.name!r}", hint="at least a letter, and no slash")
         if self.format == "raw" and self.schema is not None:

@@ -78,6 +78,12 @@ def open_dead_letters(config: ExportConfig, clients: Clients) -> DeadLetters | N
             raise UsageError(
                 f"{spec.table.location} would be the dead-letter table of itself", hint="choose another table"
             )
+        if _is_inside(spec.table, config.target) or _is_inside(config.target, spec.table):
+            # A full vacuum of the outer one deletes the inner one, which its log does not name.
+            raise UsageError(
+                f"{spec.table.location} and {config.target.location} are inside of one another",
+                hint="choose a directory beside it",
+            )
         return _DeadTable(spec.table, config, clients)
     assert spec.topic is not None
     if config.source.kind == "log" and spec.topic in config.source.names:
@@ -91,6 +97,11 @@ def _place(table: TargetSpec) -> str:
     if "://" in location:
         return f"{table.kind}:{location.partition('?')[0].rstrip('/')}"
     return f"{table.kind}:{Path(location).absolute()}"
+
+
+def _is_inside(table: TargetSpec, outer: TargetSpec) -> bool:
+    places = [_place(each).partition(":")[2] for each in (table, outer)]
+    return outer.kind != "iceberg" and places[0].startswith(f"{places[1]}/")
 
 
 def lane_of(config: SourceSpec, topic: str, partition: int) -> str:

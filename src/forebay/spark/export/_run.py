@@ -81,7 +81,8 @@ def _passes(error: NotDone | OutcomeUnknown) -> bool:
 def orphans(target: TargetSpec, *, name: str = "forebay") -> list[str]:
     """Parquet files below a table that no commit names: left by crashes and conflicts, or just being written.
 
-    They do no harm. Delta's own vacuum deletes those of a Delta table; delete others when they are old.
+    They do no harm. A full vacuum (of delta-rs: `full=True`) deletes those of a Delta table; delete others
+    when they are old.
     """
     opened = clients()
     table = open_table(target, name, opened)
