@@ -14,7 +14,7 @@ from pyiceberg.types import IntegerType, TimestampType
 from tests.spark.export.bed import KINDS, Bed, order
 
 from forebay.errors import Unsupported, UsageError
-from forebay.spark.export import export, export_forever
+from forebay.spark.export import export, export_forever, orphans
 
 pytestmark = pytest.mark.xdist_group("export")
 
@@ -150,3 +150,8 @@ def test_a_delta_table_that_is_deleted_while_it_is_exported_to_is_made_anew(bed:
 
     assert export(bed.config(), step=step).rows == 12
     assert bed.rows().num_rows == 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_that_is_not_there_has_no_orphans(bed: Bed, kind: str) -> None:
+    assert orphans(bed.target(kind)) == []

@@ -16,7 +16,7 @@ from forebay.errors import LimitExceeded
 from forebay.spark.export import export
 from forebay.spark.export._files import file_name
 from forebay.spark.export._json import BRACKETS_MAX, JsonDecoder
-from forebay.spark.export._types import NESTING_MAX
+from forebay.spark.export._types import COLUMNS_MAX, NESTING_MAX
 
 GOOD = b'{"id": 1, "who": "a"}'
 WANTED = pa.schema([("id", pa.int64()), ("who", pa.string())])
@@ -98,6 +98,27 @@ def test_an_arrow_value_that_is_damaged_or_fits_no_table_is_bad_alone(bed: Bed, 
     assert (report.rows, report.dead_letters) == (3, 1)
     assert [row["value"] for row in bed.read_topic("dead")] == [HOSTILE[what]]
     assert sorted(bed.rows().column("id").to_pylist()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("format_", ["json", "arrow"])
+def test_a_record_with_more_fields_than_any_table_is_bad_alone(bed: Bed, format_: str, first: bool) -> None:
+    """It ended every export until it was trimmed."""
+    fields = {f"f{number}": number for number in range(COLUMNS_MAX + 1)}
+    good: list[dict[str, Any]] = [{"id": 1}, {"id": 2, "x": {"y": 3}}]
+    values = [
+        json.dumps(row).encode() if format_ == "json" else ipc(pa.Table.from_pylist([row]))
+        for row in (good[0], {"id": 3, "wide": fields}, good[1])
+    ]
+    config = bed.config(format=format_, dead_letter="topic:dead")
+    if not first:
+        bed.send(values[:1])
+        export(config)
+    bed.send(values)
+    report = export(config)
+    assert (report.rows, report.dead_letters) == (2, 1)
+    assert [row["value"] for row in bed.read_topic("dead")] == [values[1]]
+    assert {row["id"] for row in bed.rows().to_pylist()} == {1, 2}
 
 
 def test_rows_that_take_no_bytes_are_bounded(bed: Bed) -> None:

@@ -22,7 +22,7 @@ from forebay.spark.export._decode import (
     missing_columns,
     reason_of,
 )
-from forebay.spark.export._types import NESTING_MAX, depth_of, table_type
+from forebay.spark.export._types import COLUMNS_MAX, NESTING_MAX, WIDE, columns_in, depth_of, table_type
 
 __all__ = ["ArrowDecoder"]
 
@@ -79,6 +79,8 @@ def _check(schema: pa.Schema) -> None:
     """Most records of a topic have the same schema."""
     if len(set(schema.names)) < len(schema.names):
         raise pa.ArrowInvalid(f"several columns have the same name: {schema.names}")
+    if columns_in(schema.types) > COLUMNS_MAX:
+        raise pa.ArrowInvalid(WIDE)
     for each in schema:
         table_type(each.type)
         if depth_of(each.type) >= NESTING_MAX:

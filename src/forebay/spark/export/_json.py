@@ -40,7 +40,7 @@ from forebay.spark.export._decode import (
     rows_of,
     together,
 )
-from forebay.spark.export._types import NESTING_MAX, TIMESTAMP, depth_of
+from forebay.spark.export._types import COLUMNS_MAX, NESTING_MAX, TIMESTAMP, WIDE, columns_in, depth_of
 
 __all__ = ["JsonDecoder"]
 
@@ -154,6 +154,8 @@ class JsonDecoder:
             raise pa.ArrowInvalid(f"{table.num_rows} objects in {count} values")
         if any(depth_of(each.type) >= NESTING_MAX for each in table.schema):
             raise pa.ArrowInvalid(_DEEP)
+        if columns_in(table.schema.types) > COLUMNS_MAX:
+            raise pa.ArrowInvalid(WIDE)
         return table
 
 

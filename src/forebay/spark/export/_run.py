@@ -87,6 +87,8 @@ def orphans(target: TargetSpec, *, name: str = "forebay") -> list[str]:
     opened = clients()
     table = open_table(target, name, opened)
     handle = table.load()
+    if handle is None and target.kind == "iceberg":
+        return []  # The catalog says where its files are, and knows of none.
     live = set() if handle is None else set(handle.live_files())
     store = opened.store(table.store)
 

@@ -17,6 +17,7 @@ from forebay.errors import UsageError
 __all__ = [
     "COLUMNS_MAX",
     "NESTING_MAX",
+    "WIDE",
     "choose",
     "columns_in",
     "depth_of",
@@ -38,6 +39,8 @@ NAME_CHARS_MAX = 255
 """Characters of a column's name: catalogs of databases have no more."""
 COLUMNS_MAX = 5_000
 """Columns of a table, fields inside of others included, beyond which none is added."""
+WIDE = f"more than {COLUMNS_MAX:,} fields"
+"""Why a record is bad that has more of them than any table."""
 _WIDENED = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
