@@ -155,3 +155,21 @@ def test_a_delta_table_that_is_deleted_while_it_is_exported_to_is_made_anew(bed:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_that_is_not_there_has_no_orphans(bed: Bed, kind: str) -> None:
     assert orphans(bed.target(kind)) == []
+
+
+def test_a_delta_table_that_another_made_at_the_same_moment_stays(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said to be none that can be read, with the advice to restore its log."""
+    from deltalake import transaction
+    from deltalake.exceptions import CommitFailedError
+
+    make = transaction.create_table_with_add_actions
+
+    def late(*words: Any, **options: Any) -> None:
+        make(*words, **options)
+        raise CommitFailedError("Protocol changed since last commit")
+
+    monkeypatch.setattr(transaction, "create_table_with_add_actions", late)
+    bed.send([order(1)])
+    assert export(bed.config()).rows == 1

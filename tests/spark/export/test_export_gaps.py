@@ -13,6 +13,7 @@ from tests.spark.export.bed import Bed, order, places, read_table
 from tests.spark.export.test_export_sources import buffer_config, entries, produce
 
 import forebay
+from forebay.buffer import Consumer
 from forebay.formats import buffer_batch
 from forebay.kit.clock import SystemClock
 from forebay.spark.export import (
@@ -23,6 +24,8 @@ from forebay.spark.export import (
     close_clients,
     export,
 )
+from forebay.spark.export._clients import clients
+from forebay.spark.export._sources import open_source
 from forebay.storage import open_store
 from forebay.stream import RetentionPolicy, StreamTier, StreamWriter, TierConfig
 
@@ -87,6 +90,43 @@ def test_a_buffer_is_acknowledged_by_the_next_export_where_the_last_was_killed(t
     report = export(buffer_config(tmp_path, acknowledge=True))
     close_clients()
     assert (report.records, entries(tmp_path / "buffer")) == (0, 0)
+
+
+@pytest.mark.parametrize("loss", ["fail", "skip"])
+def test_what_another_exporter_acknowledged_meanwhile_is_not_lost(
+    tmp_path: Path, loss: Literal["fail", "skip"]
+) -> None:
+    """The table has it: it was said to be trimmed."""
+    produce(tmp_path / "buffer", 3)
+    config = dataclasses.replace(buffer_config(tmp_path, acknowledge=True), on_data_loss=loss)
+    others: list[int] = []
+
+    def step(what: str, *_: int) -> None:
+        if what == "planned" and not others:
+            others.append(export(config).records)
+
+    report = export(config, step=step)
+    assert (others, report.records, report.conflicts, report.skipped) == ([3], 0, 1, {})
+    assert read_table(config.target).num_rows == 30
+    close_clients()
+
+
+def test_an_acknowledgement_that_another_exporter_overtakes_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(tmp_path / "buffer", 3)
+    initialize, overtaken = Consumer.initialize, []
+
+    async def late(self: Consumer, last: int | None = None) -> None:
+        overtaken.append(last)
+        await initialize(self, 2)
+        await initialize(self, last)
+
+    monkeypatch.setattr(Consumer, "initialize", late)
+    source = open_source(buffer_config(tmp_path).source, clients())
+    source.committed("buffer:ingest/manifest", 1)
+    close_clients()
+    assert (overtaken, entries(tmp_path / "buffer")) == ([0], 0)
 
 
 @pytest.mark.parametrize("empty", [(0,), (1,), (0, 1, 2)])

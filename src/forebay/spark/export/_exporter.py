@@ -119,13 +119,14 @@ class Exporter:
                 if not self._round(goal, report):
                     break
                 conflicts = 0
-            except RecordsTrimmed:
-                # Between the plan and the read: planned again, it is a gap like any other.
-                now = self._with_gaps(goal)
-                if self.config.on_data_loss == "fail" or now == goal:
-                    raise
-                goal = now
-            except CommitConflict:
+            except (CommitConflict, RecordsTrimmed) as error:
+                if isinstance(error, RecordsTrimmed) and not self._is_overtaken(error):
+                    # Between the plan and the read: planned again, it is a gap like any other.
+                    now = self._with_gaps(goal)
+                    if self.config.on_data_loss == "fail" or now == goal:
+                        raise
+                    goal = now
+                    continue
                 conflicts += 1
                 report.conflicts += 1
                 if conflicts >= self.config.attempts_max:
@@ -133,6 +134,11 @@ class Exporter:
                 time.sleep(CONFLICT_POLICY.wait_s(conflicts, self._clients.randomness))
         report.seconds = time.monotonic() - began
         return report
+
+    def _is_overtaken(self, error: RecordsTrimmed) -> bool:
+        """Whether the table has by now what is gone: another exporter was faster, and acknowledged it."""
+        handle = self._table.load()
+        return handle is not None and (handle.position(error.lane) or 0) > error.position
 
     def _with_gaps(self, goal: Mapping[str, Lane]) -> dict[str, Lane]:
         """The goal with the beginnings that the lanes have now."""

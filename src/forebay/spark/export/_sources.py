@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from forebay.buffer import BufferConfig, Consumer, Reader
+from forebay.buffer import BufferConfig, Consumer, Reader, ResumeRefused
 from forebay.coordination import SCAN_RECORDS_MAX
 from forebay.errors import NotFound
 from forebay.formats.osiris_entry import decode_records
@@ -198,11 +198,19 @@ class BufferSource:
     def committed(self, lane: str, position: int) -> None:
         """Acknowledge everything below `position`, which shuts out every earlier consumer."""
 
+        async def is_done() -> bool:
+            return (await self._reader.manifest()).first_sequence >= position
+
         async def acknowledge() -> None:
-            if (await self._reader.manifest()).first_sequence >= position:
-                return  # Another exporter of the same table was faster, and may be further.
+            # Another exporter of the same table may be further, before or after the first look.
+            if await is_done():
+                return
             async with Consumer(self._config, self._clients.clock, store=self._store) as consumer:
-                await consumer.initialize(position - 1)
+                try:
+                    await consumer.initialize(position - 1)
+                except ResumeRefused:
+                    if not await is_done():
+                        raise
 
         self._clients.run(acknowledge())
 
