@@ -173,3 +173,23 @@ def test_a_delta_table_that_another_made_at_the_same_moment_stays(
     monkeypatch.setattr(transaction, "create_table_with_add_actions", late)
     bed.send([order(1)])
     assert export(bed.config()).rows == 1
+
+
+def test_an_iceberg_catalog_that_another_made_at_the_same_moment_is_opened(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg import catalog
+    from sqlalchemy.exc import OperationalError
+
+    load, calls = catalog.load_catalog, []
+
+    def late(*words: Any, **options: Any) -> Any:
+        calls.append(words)
+        found = load(*words, **options)
+        if len(calls) == 1:
+            raise OperationalError("CREATE TABLE", None, Exception("table iceberg_tables already exists"))
+        return found
+
+    monkeypatch.setattr(catalog, "load_catalog", late)
+    bed.send([order(1)])
+    assert (export(bed.config("iceberg")).rows, len(calls)) == (1, 2)

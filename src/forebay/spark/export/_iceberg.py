@@ -253,12 +253,13 @@ def _catalog(name: str) -> Any:
         return _configured(name)
     folder = Path(name).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    return load_catalog(
-        "forebay",
-        type="sql",
-        uri=f"sqlite:///{folder / 'catalog.db'}",
-        warehouse=f"file://{quote(str(folder))}",
-    )
+    settings = {"uri": f"sqlite:///{folder / 'catalog.db'}", "warehouse": f"file://{quote(str(folder))}"}
+    try:
+        return load_catalog("forebay", type="sql", **settings)
+    except _outages() as error:
+        if "already exists" not in str(error):
+            raise
+        return load_catalog("forebay", type="sql", **settings)  # Another made its tables at the same moment.
 
 
 def _configured(name: str) -> Any:
