@@ -66,8 +66,9 @@ def main(arguments: Sequence[str] | None = None, suite: Suite = all_benchmarks) 
     machine = this_machine(options.directory)
     folder = options.results / machine.slug
     if options.page:
-        results = _keep([], folder, suite)
-        PAGE.write_text(renew(PAGE.read_text(), results))
+        machines = [_keep([], each, suite) for each in options.results.iterdir() if each.is_dir()]
+        machines.sort(key=lambda kept: max((result.run.date for result in kept), default=""), reverse=True)
+        PAGE.write_text(renew(PAGE.read_text(), machines))
         return 0
     run = Run.now(git_commit(ROOT), machine, versions(), quick=options.quick)
     plan = QUICK if options.quick else FULL
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--list", action="store_true", help="show what there is and measure nothing")
     parser.add_argument(
-        "--page", action="store_true", help="only renew the page and the chart from kept results"
+        "--page", action="store_true", help="only renew the page and the charts from kept results"
     )
     parser.add_argument("--output", choices=("text", "json"), default="text", help="a table or one document")
     parser.add_argument(

@@ -331,13 +331,14 @@ def test_bars_stay_on_the_axis_whatever_the_figure() -> None:
 
 def test_the_page_is_renewed_between_its_markers_only() -> None:
     page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    renewed = renew(page, some_results())
+    renewed = renew(page, [some_results()])
     assert renewed.startswith("before\n")
     assert renewed.endswith("\nafter\n")
     assert "old" not in renewed
     assert "**missed**" in renewed
-    assert renew(renewed, some_results()) == renewed
-    assert "Nothing was measured" in markdown([])
+    assert renew(renewed, [some_results()]) == renewed
+    assert renew(renewed, [some_results(), [], some_results()]).count("### ") == 2
+    assert "Nothing was measured" in renew(page, [])
 
 
 def test_the_page_names_the_first_and_the_last_commit_it_is_made_of() -> None:

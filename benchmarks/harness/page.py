@@ -1,4 +1,4 @@
-"""The table on the documentation page, between two markers: numbers there are never typed by hand."""
+"""The tables on the documentation page, between two markers: numbers there are never typed by hand."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ __all__ = ["BEGIN", "END", "markdown", "renew"]
 
 BEGIN = "<!-- measured: begin -->"
 END = "<!-- measured: end -->"
+NOTHING = "Nothing was measured yet.\n"
 
 
-def renew(page: str, results: Sequence[BenchmarkResult]) -> str:
-    """The page with the table between its markers replaced. Raises `ValueError` where it has no markers."""
+def renew(page: str, machines: Sequence[Sequence[BenchmarkResult]]) -> str:
+    """The page with what is between its markers replaced by a table for each machine. Raises `ValueError`
+    where it has no markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page has no {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{markdown(results)}{END}{after}"
+    tables = "\n".join(markdown(results) for results in machines if results)
+    return f"{before}{BEGIN}\n{tables or NOTHING}{END}{after}"
 
 
 def markdown(results: Sequence[BenchmarkResult]) -> str:
-    """Facts of the run and one table of all figures."""
-    if not results:
-        return "Nothing was measured yet.\n"
+    """Facts of the runs on one machine and one table of all figures."""
     run = results[0].run
     machine = run.machine
     loads = [load for result in results for load in result.load]
     lines = [
-        f"Machine: {machine.cpus} x {machine.cpu}, {machine.memory_gib:g} GiB, "
-        f"{machine.system} {machine.release}, {machine.file_system}. "
+        f"### {machine.cpus} x {machine.cpu}",
+        "",
+        f"{machine.memory_gib:g} GiB, {machine.system} {machine.release}, {machine.file_system}. "
         f"Python {run.versions.get('python', '?')}, {_when(results)}. "
         f"{results[0].rounds} rounds, {results[0].seconds:g} s or a multiple for each variant; "
         f"load average {min(loads):g} to {max(loads):g}.",
