@@ -6,6 +6,7 @@ console and violations of the content policy fail the test that made them, when 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
+from forebay.testing.servers import cache_directory
 
 async_api = pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
 Page = async_api.Page
@@ -51,16 +54,26 @@ def executable() -> str:
     """The browser. With `CI=true` it is installed where it is missing; elsewhere its tests are skipped."""
     path, words = _installed(), "Chromium is not installed (apt install chromium)"
     if path is None and os.environ.get("CI") == "true" and shutil.which("apt-get"):
+        path, words = _install()
+    if path is None:
+        pytest.skip(words)
+    return path
+
+
+def _install() -> tuple[str | None, str]:
+    """By one worker at a time: apt may remove the packages of another that is just installing them."""
+    place = cache_directory()
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / ".chromium.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (path := _installed()) is not None:
+            return path, ""
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in (["apt-get", "update"], ["apt-get", "install", "-y", "chromium"]):
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=INSTALL_S_MAX, check=False
             )
-        path = _installed()
-        words = f"Chromium could not be installed: {done.stderr.strip()[-300:]}"
-    if path is None:
-        pytest.skip(words)
-    return path
+        return _installed(), f"Chromium could not be installed: {done.stderr.strip()[-300:]}"
 
 
 @asynccontextmanager
