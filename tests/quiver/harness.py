@@ -30,13 +30,14 @@ SMALL = QuiverConfig(
 )
 
 
-def batch(number: int, rows: int = 10) -> pa.RecordBatch:
-    """`rows` rows that all carry `number`."""
+def batch(number: int, rows: int = 10, *, plain: bool = False) -> pa.RecordBatch:
+    """`rows` rows that all carry `number`. `plain`: without a dictionary."""
+    words = pa.array([f"word {row % 3}" for row in range(rows)])
     return pa.record_batch(
         {
             "timestamp": pa.array([number * 1_000 + row for row in range(rows)], pa.int64()),
             "number": pa.array([number] * rows, pa.int64()),
-            "word": pa.array([f"word {row % 3}" for row in range(rows)]).dictionary_encode(),
+            "word": words if plain else words.dictionary_encode(),
         }
     )
 

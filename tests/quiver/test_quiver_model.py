@@ -29,6 +29,8 @@ CONFIG = dataclasses.replace(
 class Model(RuleBasedStateMachine):
     """One segment per batch; time stands still; the disk may be killed or lose power at rest."""
 
+    config = CONFIG
+
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
@@ -46,21 +48,21 @@ class Model(RuleBasedStateMachine):
 
     def open(self) -> None:
         async def work() -> Quiver:
-            return await Quiver(self.disk, CONFIG, clock=SystemClock(), randomness=random.Random(3)).open()
+            return await Quiver(self.disk, self.config, clock=SystemClock(), randomness=random.Random(3)).open()
 
         self.quiver: Quiver = self.run(work())  # type: ignore[assignment]
         self.held = []
 
     @rule()
     def ingest(self) -> None:
-        async def work() -> None:
-            await self.quiver.ingest(batch(len(self.written)))
-            await self.quiver.flush()
-
-        self.run(work())
+        self.run(self.make_segment(len(self.written)))
         for needs in self.needs.values():
             needs.add(len(self.written))
         self.written.append(len(self.written))
+
+    async def make_segment(self, number: int) -> None:
+        await self.quiver.ingest(batch(number))
+        await self.quiver.flush()
 
     @rule(name=NAMES, latest=st.booleans())
     def register(self, name: str, latest: bool) -> None:
@@ -145,5 +147,23 @@ class Model(RuleBasedStateMachine):
         self.runner.close()
 
 
+class HeldModel(Model):
+    """The same where subscribers that keep up get segments that are no files, for as long as they like."""
+
+    config = dataclasses.replace(CONFIG, segment_bytes=2_048, segment_hold_ms=60_000)
+
+    async def make_segment(self, number: int) -> None:
+        await self.quiver.ingest(batch(number, 100, plain=True))
+        while number + 1 not in self.quiver._segments:
+            await self.quiver._finalizer.changed()
+
+    @rule()
+    def flush(self) -> None:
+        self.run(self.quiver.flush())
+        assert not self.quiver._finalizer.held
+
+
 Model.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestModel = Model.TestCase
+HeldModel.TestCase.settings = Model.TestCase.settings
+TestHeldModel = HeldModel.TestCase

@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.quiver.crash_matrix import crash_once
 from tests.quiver.harness import SMALL, batch, drain, numbers, simulate, store
-from tests.quiver.sim_disk import SimCrash, SimDisk
+from tests.quiver.sim_disk import SimDisk
 
-from forebay.errors import AccessDenied, ForebayError, Unavailable
+from forebay.errors import AccessDenied, Unavailable
 from forebay.quiver import DirectoryInUse, Quiver
-from forebay.testing.actor import Actor
 from forebay.testing.world import World, seeds
 
 SLOW = dataclasses.replace(SMALL, segment_open_ms=1_000_000, wal_file_bytes=32_768, wal_spare_files=0)
@@ -284,125 +284,6 @@ async def test_missing_directory_above_fails_at_open_and_is_named(tmp_path: Path
 
 
 # The crash matrix.
-
-
-class Life:
-    """What is known across crashes."""
-
-    def __init__(self) -> None:
-        self.next_number = 0
-        self.acknowledged: set[int] = set()
-        self.refused: set[int] = set()
-        self.resolved: dict[str, set[int]] = {"a": set(), "b": set()}
-        """Numbers whose ack returned."""
-        self.delivered: dict[str, set[int]] = {"a": set(), "b": set()}
-        self.registered: set[str] = set()
-        self.problems: list[str] = []
-
-    async def run(self, world: World, disk: SimDisk, rounds: int) -> None:
-        quiver = await store(world, disk).open()
-        for name in ("a", "b"):
-            await quiver.register(name)
-            self.registered.add(name)
-        readers = [asyncio.create_task(self.read(quiver, name)) for name in ("a", "b")]
-        try:
-            for number in range(rounds):
-                if number % 2 == 0:
-                    await asyncio.gather(*(self.produce(quiver) for _ in range(3)))
-                else:
-                    # One after the other: the later ones are written in the loop's own thread.
-                    for _ in range(3):
-                        await self.produce(quiver)
-            await quiver.flush()
-        finally:
-            results = await asyncio.gather(*readers, return_exceptions=True)
-        for problem in results:
-            if isinstance(problem, BaseException):
-                raise problem
-        await quiver.close()
-
-    async def read_the_rest(self, world: World, disk: SimDisk) -> None:
-        """Open what is left once more, and compare."""
-        disk.clock = world.clock()
-        async with store(world, disk) as quiver:
-            # A group of which the middle was lost looks like damage, and nothing in it was acknowledged.
-            assert quiver.report.is_clean or disk.tears_sectors, quiver.report
-            for name in ("a", "b"):
-                await quiver.register(name)
-                await self.read(quiver, name)
-        assert not self.problems, self.problems
-        for name, seen in self.delivered.items():
-            assert self.acknowledged <= seen, f"{name} never got {self.acknowledged - seen}"
-
-    async def produce(self, quiver: Quiver) -> None:
-        number = self.next_number
-        self.next_number += 1
-        try:
-            await quiver.ingest(batch(number, 20))
-        except ForebayError:
-            self.refused.add(number)
-            return
-        self.acknowledged.add(number)
-
-    async def read(self, quiver: Quiver, name: str) -> None:
-        while (delivery := await quiver.next(name, 0.6)) is not None:
-            found = set(numbers(delivery))
-            if again := found & self.resolved[name]:
-                self.problems.append(f"{name} got {again} again after its ack was durable")
-            self.delivered[name] |= found
-            if delivery.segment % 3 == 1 and delivery.attempt == 1:
-                await delivery.nack()
-            elif await delivery.ack():
-                self.resolved[name] |= found
-
-
-def crash_once(
-    seed: int,
-    crash_at: int,
-    *,
-    power_loss: bool,
-    again_at: int | None = None,
-    fail_at: tuple[int, int] | None = None,
-    tears_sectors: bool = False,
-) -> int:
-    """Crash at an operation, reopen (perhaps crash again), and read everything. Returns operations made."""
-    disk = SimDisk(random.Random(seed))
-    disk.tears_sectors = tears_sectors
-    life = Life()
-
-    async def one(me: Actor, world: World, current: SimDisk, rounds: int) -> None:
-        try:
-            await life.run(world, current, rounds)
-        except SimCrash:
-            await asyncio.get_running_loop().create_future()
-        except ForebayError:
-            assert fail_at is not None
-
-    async def main(world: World) -> int:
-        current = disk
-        for number, at in enumerate([crash_at, again_at]):
-            if at is None:
-                continue
-            current.clock, current.crash_at = world.clock(), at
-            stopped = asyncio.Event()
-            current.on_crash = stopped.set
-            current.fail_at = fail_at
-            actor = world.spawn(f"life-{number}", one, world, current, 15)
-            done = asyncio.ensure_future(actor.settled())
-            crash = asyncio.ensure_future(stopped.wait())
-            await asyncio.wait({done, crash}, return_when=asyncio.FIRST_COMPLETED)
-            if not stopped.is_set():
-                crash.cancel()
-                if fail_at is None:
-                    assert current.run_here_count >= 8, "both ways to the disk are crashed on"
-                    return current.operations
-            actor.crash()
-            await done
-            current = current.after_crash(power_loss=power_loss)
-        await life.read_the_rest(world, current)
-        return 0
-
-    return World(seed, seconds_max=1_000_000).run(main)
 
 
 OPERATIONS = crash_once(0, 10**9, power_loss=False)

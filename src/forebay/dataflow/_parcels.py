@@ -146,12 +146,10 @@ def parcel_of(view: SegmentView, giver: str) -> Parcel:
         size += sum(map(len, found))
         items += _sum(batch.column("items"))
     meta = view.meta
-    # The checksums tell stores apart that began to count anew; the number alone would let a file of the new
-    # one replace a file of the old one.
-    digest = hashlib.blake2b(digest_size=6)
-    for part in meta.parts:
-        digest.update(part.crc.to_bytes(4, "little"))
-    digest.update(repr(meta.ingested_ms).encode())
+    # When its rows came in tells stores apart that began to count anew; the number alone would let a file of
+    # the new one replace a file of the old one. The same whether the segment is a file yet or not.
+    told = (meta.entries, meta.rows, meta.raw_bytes, [each.time_ms for each in meta.sources])
+    digest = hashlib.blake2b(repr(told).encode(), digest_size=6)
     return Parcel(
         meta.signal,
         requests,

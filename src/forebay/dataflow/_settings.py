@@ -253,6 +253,7 @@ def _quiver(section: Section) -> QuiverConfig:
     values: dict[str, Any] = {
         "segment_bytes": segment_bytes,
         "segment_open_ms": segment.duration_ms("max_open_duration", 1_000, 1, DAY_MS),
+        "segment_hold_ms": segment.duration_ms("max_hold_duration", 1_000, 0, 60_000),
         "segment_codec": segment.choice("compression", ARROW_CODECS, "none"),
         "wal_codec": wal.choice("compression", ARROW_CODECS, "none"),
         "wal_bytes_max": wal_bytes,

@@ -3,7 +3,8 @@
     ack.log     a log of frames (`quiver_frame`), each body one record: msgpack array, tag first
                 ["outcome", subscriber, first, last, outcome, reason, batch]
                 ["register", subscriber, after]       ["unregister", subscriber]
-                ["finalized", seq, [[first, last]..]] the entry sequences of the WAL that a segment holds
+                ["sealed", seq, [[first, last]..]]    the entry sequences of the WAL that a segment will hold
+                ["finalized", seq, [[first, last]..]] those that it holds; they need no replay
                 ["dropped", seq, reason, rows, bytes] a segment is about to go before all had it
                 ["wal_dropped", first, last, reason, rows, bytes]  entries that will never be in a segment
                 ["floor", next_segment, next_entry]   lowest numbers that may be given out
@@ -45,6 +46,7 @@ __all__ = [
     "Record",
     "Register",
     "Runs",
+    "Sealed",
     "SubscriberState",
     "Unregister",
     "WalDropped",
@@ -99,8 +101,16 @@ class Unregister(_Record, tag="unregister", frozen=True):
     subscriber: str
 
 
+class Sealed(_Record, tag="sealed", frozen=True):
+    """A segment has these WAL entries in it, and no file yet: subscribers may get it from memory. A crash
+    leaves it to be made again from the WAL, the same rows under the same number."""
+
+    segment: int
+    entries: Runs
+
+
 class Finalized(_Record, tag="finalized", frozen=True):
-    """A segment became durable with these WAL entries in it."""
+    """A segment became durable with these WAL entries in it, or nobody needs them any more."""
 
     segment: int
     entries: Runs
@@ -132,7 +142,7 @@ class Floor(_Record, tag="floor", frozen=True):
     next_entry: int
 
 
-Record: TypeAlias = Outcome | Register | Unregister | Finalized | Dropped | WalDropped | Floor
+Record: TypeAlias = Outcome | Register | Unregister | Sealed | Finalized | Dropped | WalDropped | Floor
 
 
 class SubscriberState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,6 +168,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     subscribers: dict[str, SubscriberState]
     losses: dict[str, int]
     """Cumulative counts of what was dropped, by kind and reason."""
+    sealed: list[tuple[int, Runs]] = []
+    """Segments without a file, and their WAL entries."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -200,7 +212,7 @@ def _check(record: Record) -> None:
     match record:
         case Outcome(first=first, last=last) | WalDropped(first=first, last=last):
             runs: Runs = [(first, last)]
-        case Finalized(entries=runs):
+        case Sealed(entries=runs) | Finalized(entries=runs):
             pass
         case _:
             runs = []
@@ -249,6 +261,7 @@ def decode_checkpoint(data: bytes | memoryview) -> Checkpoint:
     for runs in (
         checkpoint.live,
         checkpoint.covered,
+        *(entries for _, entries in checkpoint.sealed),
         *(each.resolved_above for each in checkpoint.subscribers.values()),
     ):
         check_runs(what, runs)

@@ -61,7 +61,9 @@ class AckState:
     def __init__(self) -> None:
         self.subscribers: dict[str, Subscriber] = {}
         self.live = RunSet()
-        """Segments whose files should be there."""
+        """Segments that should be there: as files, but for those in `sealed`."""
+        self.sealed: dict[int, quiver_ack.Runs] = {}
+        """Segments that are no files yet, and their WAL entries."""
         self.covered = RunSet()
         """WAL entries that need no replay."""
         self.next_segment = 1
@@ -80,6 +82,7 @@ class AckState:
         """The state when the checkpoint was taken."""
         state = cls()
         state.live = RunSet(checkpoint.live)
+        state.sealed = dict(checkpoint.sealed)
         state.covered = RunSet(checkpoint.covered)
         state.next_segment = state._known_from = checkpoint.next_segment
         state.next_entry = checkpoint.next_entry
@@ -103,6 +106,7 @@ class AckState:
                 for name, each in self.subscribers.items()
             },
             losses=dict(self.losses),
+            sealed=list(self.sealed.items()),
         )
 
     def apply(self, record: Record) -> None:
@@ -114,6 +118,8 @@ class AckState:
                 self._register(name, after)
             case quiver_ack.Unregister(subscriber=name):
                 self._forget(name)
+            case quiver_ack.Sealed(segment=segment, entries=entries):
+                self._apply_sealed(segment, entries)
             case quiver_ack.Finalized():
                 self._apply_finalized(record)
             case quiver_ack.Dropped(segment=segment, reason=reason, rows=rows, bytes=size):
@@ -129,7 +135,14 @@ class AckState:
                 self.next_segment = max(self.next_segment, segment)
                 self.next_entry = max(self.next_entry, entry)
 
+    def _apply_sealed(self, segment: int, entries: quiver_ack.Runs) -> None:
+        if segment >= self._known_from:
+            self.live.add(segment)
+            self.sealed[segment] = entries
+        self.saw_segment(segment)
+
     def _apply_finalized(self, record: quiver_ack.Finalized) -> None:
+        self.sealed.pop(record.segment, None)
         if record.segment >= self._known_from:
             self.live.add(record.segment)
         self.saw_segment(record.segment)

@@ -13,6 +13,7 @@ __all__ = ["QuiverConfig"]
 _RANGES = {
     "segment_bytes": (1_024, 1 << 30),
     "segment_open_ms": (1, 86_400_000),
+    "segment_hold_ms": (0, 60_000),
     "streams_max": (1, 10_000),
     "wal_bytes_max": (65_536, 1 << 44),
     "wal_file_bytes": (4_096, 1 << 32),
@@ -42,6 +43,9 @@ class QuiverConfig:
     segment_open_ms: int = 5_000
     """Milliseconds from the first batch of an open segment to its finalize. 1 to a day; batches that came in
     more than half a day apart are in different segments in any case."""
+    segment_hold_ms: int = 0
+    """Milliseconds for which a finished segment may stay in memory, where every subscriber keeps up and gets
+    it there; a file is only written of what was not acknowledged by then. 0 writes each at once."""
     streams_max: int = 64
     """Open segments at once, one per signal type and schema; the oldest is finalized for a further one."""
     segment_codec: str = "none"

@@ -167,6 +167,7 @@ class Deliveries:
         acks: Acks,
         segments: dict[int, SegmentInfo],
         metrics: QuiverMetrics,
+        on_nack: Callable[[int], None],
     ) -> None:
         self._disk = disk
         self._config = config
@@ -175,6 +176,7 @@ class Deliveries:
         self._acks = acks
         self._segments = segments
         self._metrics = metrics
+        self._on_nack = on_nack
         self._desks: dict[str, _Desk] = {}
         self._is_closed = False
         self._damaged: set[int] = set()
@@ -327,7 +329,7 @@ class Deliveries:
         except FormatError:
             await self._lose(name, segment)
             return None
-        if len(view.bad_parts) == len(view.meta.parts):
+        if view.bad_parts and len(view.bad_parts) == len(view.meta.parts):
             await self._lose(name, segment)
             return None
         if view.bad_parts and segment not in self._damaged:
@@ -451,6 +453,7 @@ class Deliveries:
         self._metrics.outcomes.labels(name, outcome).inc()
         self._count_rows(name, info, outcome)
         if outcome == "nack":
+            self._on_nack(segment)
             self._defer(name, segment, claim)
         elif desk.claims.get(segment) is claim:
             del desk.claims[segment]
@@ -492,7 +495,10 @@ class Deliveries:
         settled it meanwhile, or retention took it."""
         file = f"{segment:016d}.{who.name}.arrow"
         try:
-            await self._keep("dead", lambda: {file: self._disk.read(segment_name(segment))})
+            held = self.reader.held.get(segment)
+            await self._keep(
+                "dead", lambda: {file: held.data if held else self._disk.read(segment_name(segment))}
+            )
         except OSError as error:
             if not who.is_resolved(segment):
                 raise from_os_error("keeping a rejected segment", error) from error

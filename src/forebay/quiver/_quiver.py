@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from forebay.errors import Backpressure, Closed, ForebayError, LimitExceeded, UsageError
 from forebay.formats import quiver_ack, quiver_wal
-from forebay.formats.quiver_ack import Dropped, Finalized, Outcome, Record, Register, Unregister
+from forebay.formats.quiver_ack import Dropped, Finalized, Outcome, Record, Register, Sealed, Unregister
 from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, WAL_MAGIC, check_body
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.metrics import MetricsRegistry
@@ -40,7 +40,7 @@ from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Deliveries, Delivery
 from forebay.quiver._disk import Disk
 from forebay.quiver._errors import DirectoryInUse, from_os_error
-from forebay.quiver._finalizer import Finalizer, Kind
+from forebay.quiver._finalizer import Finalizer, Held, Kind
 from forebay.quiver._gauges import Gauges
 from forebay.quiver._group_log import GroupLog, Item
 from forebay.quiver._local_disk import LocalDisk
@@ -178,9 +178,18 @@ class Quiver:
             register=self._register,
             skipped=state.note_absent,
             on_write=self._written,
+            keeps_up=self._keeps_up,
+            seal=lambda record: self._acks.commit([record]),
         )
         self._deliveries = Deliveries(
-            self._disk, config, clock, self._random, self._acks, self._segments, self._metrics
+            self._disk,
+            config,
+            clock,
+            self._random,
+            self._acks,
+            self._segments,
+            self._metrics,
+            on_nack=self._finalizer.hurry,
         )
         self._deliveries.aside_bytes = found.aside_bytes
         self._retention = Retention(
@@ -252,16 +261,23 @@ class Quiver:
             _log.warning("quiver.recovery.damaged: %s", report)
 
     async def _replay(self, found: Recovered) -> None:
-        """Put WAL entries back into open segments, but for those that time retention would take at once."""
+        """Put WAL entries back into open segments, but for those that time retention would take at once, and
+        those of segments that had a number already."""
         now_ms = self._clock.now_ms()
         expired: dict[str, list[Batch]] = {}
         kept = []
+        sealed: dict[int, tuple[Kind, list[Batch]]] = {}
         for each in found.replay:
             entry = each.entry
             batch = Batch(each.sequence, each.time_ms, entry.batch, dict(entry.context), entry.size)
+            if each.segment is not None:
+                sealed.setdefault(each.segment, ((entry.signal, entry.fingerprint), []))[1].append(batch)
+                continue
             if self._retention.is_expired(now_ms, each.time_ms):
                 expired.setdefault(entry.signal, []).append(batch)
             kept.append((entry, batch))
+        for number, (kind, batches) in sorted(sealed.items()):
+            self._hold(self._finalizer.restore(number, kind, batches))
         dropped: set[int] = set()
         # Where it cannot be recorded they are kept, and expire later.
         with contextlib.suppress(ForebayError):
@@ -418,12 +434,34 @@ class Quiver:
 
     # Segments.
 
+    def _keeps_up(self) -> bool:
+        """Whether every subscriber is there, and has nothing before it but what is in memory anyway."""
+        held = len(self._finalizer.held)
+        names = self._acks.state.subscribers
+        return bool(names) and all(
+            self._deliveries.is_active(each) and self._backlog.of(each).segments <= held for each in names
+        )
+
+    def _hold(self, held: Held) -> None:
+        """A segment is there, in memory."""
+        self._segments[held.info.segment] = held.info
+        self._deliveries.reader.held[held.info.segment] = held.view
+        self._backlog.added(held.info)
+        self._retention.registered(held.info)
+        self._deliveries.notify()
+
     def _register(self, info: SegmentInfo) -> None:
+        """A segment is there, as a file; it may have been held before."""
+        held = self._segments.get(info.segment)
+        if held is not None:
+            self._backlog.removed(held)
+            self._deliveries.reader.forget(info.segment)
         self._segments[info.segment] = info
         self._acks.finalized(Finalized(info.segment, info.entries))
         self._backlog.added(info)
-        self._retention.registered(info)
-        self._deliveries.notify()
+        if held is None:
+            self._retention.registered(info)
+            self._deliveries.notify()
         self._trim_wanted.set()
 
     def _written(self, seconds: float, ok: bool) -> None:
@@ -434,6 +472,10 @@ class Quiver:
             _log.warning("quiver.segment.finalize_failed: %s", self._finalizer.problem)
 
     def _applied(self, record: Record) -> None:
+        if isinstance(record, Sealed):
+            if (held := self._finalizer.held.get(record.segment)) is not None:
+                self._hold(held)
+            return
         if isinstance(record, Unregister):
             self._deliveries.forget(record.subscriber)
         self._backlog.applied(record)

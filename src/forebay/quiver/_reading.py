@@ -1,4 +1,5 @@
-"""Finished segments as readers see them: mapped, checked once, and not copied.
+"""Finished segments as readers see them: mapped, checked once, and not copied; or as they lie in memory, where
+subscribers get them before they are files.
 
 A bounded number of segments stays mapped. Each part is compared with its checksum at the first read; parts
 that fail are left out and counted, the others are handed out. With dictionaries the first part holds their
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from forebay.formats import Corrupt, quiver_segment
 from forebay.formats.quiver_segment import SegmentMeta
 from forebay.formats.quiver_wal import has_dictionary
 from forebay.quiver._disk import Disk
-from forebay.quiver._segment_file import segment_name
+from forebay.quiver._segment_file import Batch, segment_name
 
-__all__ = ["SegmentReader", "SegmentView"]
+__all__ = ["HeldView", "SegmentReader", "SegmentView"]
 
 
 class SegmentView:
@@ -34,8 +35,7 @@ class SegmentView:
     def __init__(self, data: memoryview, *, check: bool = True) -> None:
         self.meta: SegmentMeta = quiver_segment.decode_meta(data, len(data))
         """What the segment says of itself."""
-        self.data = data
-        """The whole file, mapped."""
+        self._data = data
         self.bad_parts: list[int] = []
         """Record batches whose checksum does not match."""
         if check:
@@ -50,6 +50,11 @@ class SegmentView:
             raise FormatError(f"segment {self.meta.segment}: {error}", hint="it is damaged") from error
         if 0 in self.bad_parts and any(has_dictionary(each.type) for each in self._file.schema):
             self.bad_parts = list(range(len(self.meta.parts)))
+
+    @property
+    def data(self) -> memoryview:
+        """The whole file, mapped."""
+        return self._data
 
     @property
     def segment(self) -> int:
@@ -87,12 +92,45 @@ class SegmentView:
 
         Without it a process would seem to hold every segment that it keeps mapped.
         """
-        if isinstance(self.data.obj, mmap.mmap):
-            self.data.obj.madvise(mmap.MADV_DONTNEED)
+        if isinstance(self._data.obj, mmap.mmap):
+            self._data.obj.madvise(mmap.MADV_DONTNEED)
 
     def table(self) -> pa.Table:
         """All batches as one table."""
-        return pa.Table.from_batches(self.batches(), self._file.schema)
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+
+class HeldView(SegmentView):
+    """A segment that is no file: the batches as they were ingested. `encode` makes the file of them."""
+
+    def __init__(self, meta: SegmentMeta, batches: Sequence[Batch], encode: Callable[[], bytes]) -> None:
+        self.meta = meta
+        self.bad_parts = []
+        self._batches = batches
+        self._encode = encode
+
+    @property
+    def data(self) -> memoryview:
+        """What the file would be, encoded anew each time."""
+        return memoryview(self._encode())
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of its batches."""
+        return self._batches[0].batch.schema
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of `batches`."""
+        return self.meta.rows
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The record batches, one for each that was ingested."""
+        for each in self._batches:
+            yield each.batch
+
+    def release_pages(self) -> None:
+        """There are none to give back."""
 
 
 class SegmentReader:
@@ -102,9 +140,13 @@ class SegmentReader:
         self._disk = disk
         self._maps_max = maps_max
         self._views: OrderedDict[int, SegmentView] = OrderedDict()
+        self.held: dict[int, HeldView] = {}
+        """Segments that are no files."""
 
     async def open(self, segment: int) -> SegmentView:
         """Raises `OSError` or `FormatError`."""
+        if (held := self.held.get(segment)) is not None:
+            return held
         view = self._views.get(segment)
         if view is None:
             view = await self._disk.run("reads", lambda: self._load(segment))
@@ -116,8 +158,9 @@ class SegmentReader:
         return view
 
     def forget(self, segment: int) -> None:
-        """Let go of a segment that is deleted."""
+        """Let go of a segment that is deleted, or became a file."""
         self._views.pop(segment, None)
+        self.held.pop(segment, None)
 
     def _load(self, segment: int) -> SegmentView:
         return SegmentView(self._disk.read(segment_name(segment)))

@@ -54,6 +54,8 @@ class ReplayEntry:
     sequence: int
     time_ms: int
     entry: quiver_wal.Entry
+    segment: int | None = None
+    """The number that its segment has, where it has one and no file."""
 
 
 @dataclass(slots=True)
@@ -207,17 +209,35 @@ class _Recovery:
                 self._cover(info)
         for number in [each for each in found.segments if each not in state.live]:
             self._adopt(number, found.segments[number])
-        missing = [each for each in state.live if each not in found.segments]
+        self._settle_sealed()
+        missing = [each for each in state.live if each not in found.segments and each not in state.sealed]
         # A file that nobody needs was deleted on purpose: its outcomes are durable, or nobody is registered.
         who = list(state.subscribers.values())
         lost = [each for each in missing if not all(one.is_resolved(each) for one in who)]
         self.report.segments_lost = lost
         for number in set(missing).difference(lost):
             state.live.remove(number)
-        present = RunSet((number, number) for number in sorted((*found.segments, *lost)))
+        present = RunSet((number, number) for number in sorted((*found.segments, *state.sealed, *lost)))
         for first, last in present.gaps(1, state.next_segment - 1):
             for subscriber in state.subscribers.values():
                 subscriber.resolve(first, last)
+
+    def _settle_sealed(self) -> None:
+        """Segments that had no file when they were last spoken of. One that got it is as any other. One that
+        everybody is done with needs none; nor does one whose entries are in others, because its record could
+        not be known to be durable."""
+        found, state = self.found, self.found.state
+        for number, entries in list(state.sealed.items()):
+            is_elsewhere = all(not state.covered.gaps(first, last) for first, last in entries)
+            if number in found.segments:
+                found.unrecorded.append(Finalized(number, entries))
+            elif state.is_resolved(number) or is_elsewhere:
+                state.live.remove(number)
+            else:
+                continue
+            del state.sealed[number]
+            for first, last in entries:
+                state.cover(first, last)
 
     def _adopt(self, number: int, info: SegmentInfo) -> None:
         """A segment that `ack.log` does not speak of: new, or the rest of something cut short."""
@@ -242,6 +262,7 @@ class _Recovery:
 
     def wal(self) -> None:
         found, state = self.found, self.found.state
+        self._sealed = {number: RunSet(entries) for number, entries in state.sealed.items()}
         present = RunSet()
         for name, size in self.disk.list("wal"):
             generation = generation_of(name, "wal")
@@ -261,10 +282,24 @@ class _Recovery:
                     self.report.entries_covered += 1
                 elif self._replay(frame, generation):
                     present.add(frame.sequence)
+        self._lose_sealed({each.segment for each in found.replay})
         # What is in no file needs no replay: damaged, refused for want of space, or finished long ago.
         for first, last in present.gaps(1, state.next_entry - 1):
             self.report.sequence_gaps += sum(b - a + 1 for a, b in state.covered.gaps(first, last))
             state.cover(first, last)
+
+    def _lose_sealed(self, made_again: set[int | None]) -> None:
+        """Segments without a file whose entries are gone as well."""
+        state = self.found.state
+        for number in [each for each in state.sealed if each not in made_again]:
+            del state.sealed[number]
+            if state.subscribers:
+                self.report.segments_lost.append(number)
+            else:
+                state.live.remove(number)
+
+    def _segment_of(self, sequence: int) -> int | None:
+        return next((number for number, entries in self._sealed.items() if sequence in entries), None)
 
     def _replay(self, frame: Frame, generation: int) -> bool:
         if frame.type != ENTRY_TYPE:
@@ -275,7 +310,8 @@ class _Recovery:
         except Corrupt:
             self._damaged(f"wal-{generation:016d}-{frame.offset}", frame.body)
             return False
-        self.found.replay.append(ReplayEntry(frame.sequence, frame.time_ns // 1_000_000, entry))
+        segment = self._segment_of(frame.sequence)
+        self.found.replay.append(ReplayEntry(frame.sequence, frame.time_ns // 1_000_000, entry, segment))
         self.report.entries_replayed += 1
         return True
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from forebay.errors import ForebayError, StorageFull
-from forebay.formats.quiver_ack import Dropped, Outcome, Record, WalDropped
+from forebay.formats.quiver_ack import Dropped, Finalized, Outcome, Record, WalDropped
 from forebay.kit.clock import Clock
 from forebay.quiver._acks import Acks
 from forebay.quiver._backlog import Backlog
@@ -198,10 +198,9 @@ class Retention:
         kept = sum(parts.segments[each].file_bytes for each in ordered)
         gone = []
         for segment in ordered:
-            if kept <= headroom:
-                break
-            gone.append(segment)
-            kept -= parts.segments[segment].file_bytes
+            if kept > headroom or segment in parts.finalizer.held:
+                gone.append(segment)
+                kept -= parts.segments[segment].file_bytes
         return await self._delete(gone, "processed")
 
     async def _expire(self) -> None:
@@ -338,7 +337,37 @@ class Retention:
         if not segments:
             return True
         parts = self._parts
-        await parts.acks.record_finalized()
+        files = [each for each in segments if self._is_file(each)]
+        gone = [each for each in segments if each not in files]
+        if files:
+            await parts.acks.record_finalized()
+            gone += await self._remove(files)
+        for segment in gone:
+            info = parts.segments.pop(segment, None)
+            if info is not None:
+                parts.backlog.removed(info)
+                parts.metrics.reclaimed.inc(info.file_bytes)
+            self._processed.discard(segment)
+            self._opened_s.pop(segment, None)
+            parts.acks.state.live.remove(segment)
+            parts.deliveries.reader.forget(segment)
+        parts.metrics.evictions.labels(reason).inc(len(gone))
+        return len(gone) == len(segments)
+
+    def _is_file(self, segment: int) -> bool:
+        """Whether there is, or may be, a file to remove. One that is only in memory is let go of here: the
+        outcomes that are durable keep its WAL entries from being replayed, so its record can wait."""
+        parts = self._parts
+        if segment not in parts.finalizer.held:
+            return True
+        parts.acks.finalized(Finalized(segment, parts.segments[segment].entries))
+        is_file = parts.finalizer.let_go(segment)
+        parts.metrics.spared.inc(not is_file)
+        return is_file
+
+    async def _remove(self, segments: list[int]) -> list[int]:
+        """Remove files. Returns those that are gone."""
+        parts = self._parts
 
         def work() -> list[int]:
             gone = []
@@ -357,14 +386,4 @@ class Retention:
             parts.metrics.delete_failures.inc(len(segments))
             raise ForebayError(f"deleting segments: {error}", hint="see to the disk") from error
         parts.metrics.delete_failures.inc(len(segments) - len(gone))
-        for segment in gone:
-            info = parts.segments.pop(segment, None)
-            if info is not None:
-                parts.backlog.removed(info)
-                parts.metrics.reclaimed.inc(info.file_bytes)
-            self._processed.discard(segment)
-            self._opened_s.pop(segment, None)
-            parts.acks.state.live.remove(segment)
-            parts.deliveries.reader.forget(segment)
-        parts.metrics.evictions.labels(reason).inc(len(gone))
-        return len(gone) == len(segments)
+        return gone

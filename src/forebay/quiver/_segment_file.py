@@ -33,6 +33,8 @@ __all__ = [
     "Batch",
     "NotEncodable",
     "SegmentInfo",
+    "described",
+    "encoded",
     "info_of",
     "read_meta",
     "runs_of",
@@ -142,7 +144,17 @@ def _group_counts(sizes: list[int]) -> list[int]:
     return counts
 
 
-def _described(batches: Sequence[Batch], template: SegmentMeta, joined: _Joined) -> SegmentMeta:
+def described(batches: Sequence[Batch], template: SegmentMeta, event_time_column: str) -> SegmentMeta:
+    """What a segment of these batches will say of itself, but for where they lie in the file."""
+    times = _EventTimes(batches[0].batch.schema, event_time_column)
+    for each in batches:
+        times.add(each.batch)
+    return _described(batches, template, times.range())
+
+
+def _described(
+    batches: Sequence[Batch], template: SegmentMeta, event_ns: tuple[int, int] | None
+) -> SegmentMeta:
     contexts: dict[tuple[tuple[str, str], ...], int] = {}
     sources = [
         Source(
@@ -159,7 +171,7 @@ def _described(batches: Sequence[Batch], template: SegmentMeta, joined: _Joined)
         rows=sum([each.rows for each in sources]),
         raw_bytes=sum([each.size for each in batches]),
         ingested_ms=(min(times), max(times)),
-        event_ns=joined.event_ns,
+        event_ns=event_ns,
         sources=sources,
         contexts=[dict(key) for key in contexts],
     )
@@ -236,10 +248,20 @@ def write(
     return info_of(found, encoding.size)
 
 
+def encoded(batches: Sequence[Batch], *, template: SegmentMeta, event_time_column: str) -> bytes:
+    """The file that `write` would write. Raises `NotEncodable`."""
+    return b"".join(_pieces(_encoding(batches, template, event_time_column)))
+
+
 def _encoding(batches: Sequence[Batch], template: SegmentMeta, event_time_column: str) -> Encoding:
     try:
         joined = _Joined(batches, event_time_column)
-        return Encoding(joined, joined.schema, template.codec, lambda: _described(batches, template, joined))
+        return Encoding(
+            joined,
+            joined.schema,
+            template.codec,
+            lambda: _described(batches, template, joined.event_ns),
+        )
     except Exception as error:
         raise NotEncodable from error
 
