@@ -1,11 +1,13 @@
 """A process that forks stores and kills them, one after the other, on one directory.
 
-    python -m tests.quiver.crash_nursery DIRECTORY SEED KILLS
+    python -m tests.quiver.crash_nursery DIRECTORY SEED KILLS [held]
 
 Starting an interpreter takes a second, a fork some milliseconds, and this process has no threads when it
 forks. A first life writes down every *named point*: an operation on a kind of file, before it and after it.
 Each further life dies by SIGKILL at one of them, or at a random moment, until all points had their turn and
 KILLS lives are over. Then a last one reads everything. The answer is one line of JSON with the problems.
+
+With `held`, subscribers that keep up get segments before they are files.
 
 Lives tell over a pipe what they did, a line of at most a few bytes at a time, which the kernel writes whole:
 `i N` ingest of N begins, `d N` it is durable; `g S N` subscriber S gets N, `a S N` its ack returned.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -118,14 +121,15 @@ class KillerFile:
 class Life:
     """What runs in a fork."""
 
-    def __init__(self, disk: KillerDisk, pipe: int, first: int) -> None:
-        self.disk, self.pipe, self.next = disk, pipe, first
+    def __init__(self, disk: KillerDisk, pipe: int, first: int, *, held: bool) -> None:
+        self.disk, self.pipe, self.next, self.is_held = disk, pipe, first, held
 
     def say(self, *words: object) -> None:
         os.write(self.pipe, (" ".join(map(str, words)) + "\n").encode())
 
     async def run(self, rounds: int) -> None:
-        async with Quiver(self.disk, CONFIG, randomness=random.Random(1)) as quiver:
+        config = dataclasses.replace(CONFIG, segment_hold_ms=20) if self.is_held else CONFIG
+        async with Quiver(self.disk, config, randomness=random.Random(1)) as quiver:
             if not quiver.report.is_clean:
                 self.say("p", f"not-clean:{quiver.report}".replace(" ", ""))
             for name in SUBSCRIBERS:
@@ -133,6 +137,9 @@ class Life:
             readers = [asyncio.create_task(self.read(quiver, name, 0.05)) for name in SUBSCRIBERS]
             for _ in range(rounds):
                 await asyncio.gather(*(self.produce(quiver) for _ in range(3)))
+                if self.is_held:
+                    # Time for a segment to come of age, and for subscribers to keep up.
+                    await asyncio.sleep(0.01)
             await quiver.flush()
             await asyncio.gather(*readers)
             if not rounds:
@@ -144,7 +151,7 @@ class Life:
         number = self.next
         self.next += 1
         self.say("i", number)
-        await quiver.ingest(batch(number, 20))
+        await quiver.ingest(batch(number, 20, plain=self.is_held))
         self.say("d", number)
 
     async def read(self, quiver: Quiver, name: str, patience_s: float) -> None:
@@ -162,8 +169,8 @@ class Life:
 class Nursery:
     """What is known over all lives."""
 
-    def __init__(self, path: Path, seed: int) -> None:
-        self.path, self.rng = path, random.Random(seed)
+    def __init__(self, path: Path, seed: int, *, held: bool) -> None:
+        self.path, self.rng, self.is_held = path, random.Random(seed), held
         self.next = 1
         self.durable: set[int] = set()
         self.got: dict[str, set[int]] = {name: set() for name in SUBSCRIBERS}
@@ -196,7 +203,7 @@ class Nursery:
     def _child(self, send: int, disk: KillerDisk, rounds: int) -> None:
         code = 1
         try:
-            asyncio.run(Life(disk, send, self.next).run(rounds))
+            asyncio.run(Life(disk, send, self.next, held=self.is_held).run(rounds))
             os.write(send, b"s " + json.dumps(disk.seen).replace(" ", "\t").encode() + b"\n")
             code = 0
         except BaseException as error:
@@ -242,7 +249,8 @@ class Nursery:
 
     def live_anew(self, point: str, when: str) -> bool:
         """Some points are passed at the first opening of a directory alone."""
-        other = Nursery(self.path.with_name(f"{self.path.name}-{self.killed}"), 0)
+        path = self.path.with_name(f"{self.path.name}-{self.killed}")
+        other = Nursery(path, 0, held=self.is_held)
         if not other.live(point, when, 1):
             return False
         other.finish()
@@ -281,5 +289,5 @@ class Nursery:
 
 
 if __name__ == "__main__":
-    nursery = Nursery(Path(sys.argv[1]), int(sys.argv[2]))
+    nursery = Nursery(Path(sys.argv[1]), int(sys.argv[2]), held=sys.argv[4:] == ["held"])
     sys.stdout.write(json.dumps(nursery.run(int(sys.argv[3]))) + "\n")

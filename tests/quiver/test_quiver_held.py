@@ -19,7 +19,9 @@ from forebay.quiver import Delivery, Quiver, SegmentView
 from forebay.quiver._finalizer import HELD_SEGMENTS
 from forebay.testing.world import World, seeds
 
-LONG = dataclasses.replace(HELD, segment_bytes=2_048, segment_hold_ms=10_000, maintenance_interval_ms=3_600_000)
+LONG = dataclasses.replace(
+    HELD, segment_bytes=2_048, segment_hold_ms=10_000, maintenance_interval_ms=3_600_000
+)
 """A batch of a hundred rows is a segment, and is held for as long as a test takes."""
 
 
@@ -141,10 +143,13 @@ def test_flush_and_pressure_make_files_of_what_is_held() -> None:
 
 @pytest.mark.parametrize("why", ["headroom", "inactive", "behind", "dictionary", "nobody", "off"])
 def test_segment_is_written_at_once_where_nobody_would_have_it_in_time(why: str) -> None:
-    changes = {"headroom": {"headroom_bytes": 65_536}, "off": {"segment_hold_ms": 0}}.get(why, {})
+    config = {
+        "headroom": dataclasses.replace(LONG, headroom_bytes=65_536),
+        "off": dataclasses.replace(LONG, segment_hold_ms=0),
+    }.get(why, LONG)
 
     async def scenario(world: World, disk: SimDisk) -> None:
-        async with store(world, disk, dataclasses.replace(LONG, **changes)) as quiver:
+        async with store(world, disk, config) as quiver:
             if why == "behind":
                 await segment(quiver, 5)
                 await quiver.flush()

@@ -16,9 +16,9 @@ from forebay.quiver import DirectoryInUse, Quiver
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-async def kill(path: Path, seed: int, kills: int, timeout_s: float) -> None:
+async def kill(path: Path, seed: int, kills: int, timeout_s: float, *more: str) -> None:
     def work() -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "tests.quiver.crash_nursery", str(path), str(seed), str(kills)]
+        words = [sys.executable, "-m", "tests.quiver.crash_nursery", str(path), str(seed), str(kills), *more]
         return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
 
     ran = await asyncio.to_thread(work)
@@ -36,10 +36,18 @@ async def test_killed_at_every_named_point_and_at_random_loses_and_repeats_nothi
     await kill(tmp_path / "q", 11, 100, 500)
 
 
+@pytest.mark.timeout(600)
+async def test_killed_while_segments_are_held_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    await kill(tmp_path / "q", 12, 100, 500, "held")
+
+
 @pytest.mark.nightly
+@pytest.mark.parametrize("more", [(), ("held",)], ids=["written", "held"])
 @pytest.mark.parametrize("seed", range(1, 5))
-async def test_killed_a_thousand_times_loses_and_repeats_nothing(tmp_path: Path, seed: int) -> None:
-    await kill(tmp_path / "q", seed, 250, 3_600)
+async def test_killed_a_thousand_times_loses_and_repeats_nothing(
+    tmp_path: Path, seed: int, more: tuple[str, ...]
+) -> None:
+    await kill(tmp_path / "q", seed, 250, 3_600, *more)
 
 
 async def test_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:

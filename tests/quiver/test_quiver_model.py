@@ -48,7 +48,9 @@ class Model(RuleBasedStateMachine):
 
     def open(self) -> None:
         async def work() -> Quiver:
-            return await Quiver(self.disk, self.config, clock=SystemClock(), randomness=random.Random(3)).open()
+            return await Quiver(
+                self.disk, self.config, clock=SystemClock(), randomness=random.Random(3)
+            ).open()
 
         self.quiver: Quiver = self.run(work())  # type: ignore[assignment]
         self.held = []

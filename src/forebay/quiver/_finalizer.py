@@ -4,14 +4,14 @@
 segment. Its WAL entry is *covered* only after the segment that holds it is registered. What is frozen stays
 reachable in memory until then.
 
-**Held segments.** Where every subscriber keeps up, a segment is acknowledged a moment after it is finished, and
-a file of it would be deleted as soon as it is written. So it may be handed out from memory first, and written
-only if somebody has not acknowledged it when `segment_hold_ms` are over, says nack, or memory, WAL or disk run
-short. Before anybody gets it, a durable record (`Sealed`) says which WAL entries are in it; these count as
-covered only once its file is durable, or all subscribers are done with it, durably. What a crash finds: no
-record, and the entries go into another segment, for nobody had this one; a record alone, and the segment is
-made again from the WAL, the same rows under the same number, for those who did not acknowledge it; everybody's
-acknowledgement as well, and nothing is to be done.
+**Held segments.** Where every subscriber keeps up, a segment is acknowledged a moment after it is finished,
+and a file of it would be deleted as soon as it is written. So it may be handed out from memory first, and
+written only if somebody has not acknowledged it when `segment_hold_ms` are over, says nack, or memory, WAL or
+disk run short. Before anybody gets it, a durable record (`Sealed`) says which WAL entries are in it; these
+count as covered only once its file is durable, or all subscribers are done with it, durably. What a crash
+finds: no record, and the entries go into another segment, for nobody had this one; a record alone, and the
+segment is made again from the WAL, the same rows under the same number, for those who did not acknowledge it;
+everybody's acknowledgement as well, and nothing is to be done.
 
 **Failures.** A segment that cannot be written goes to the end of the queue and is tried again after a pause,
 under a new number; others overtake it. Nothing is forgotten: its entries stay uncovered, so the WAL keeps
@@ -38,7 +38,7 @@ from forebay.quiver._errors import from_os_error
 from forebay.quiver._reading import HeldView
 from forebay.quiver._segment_file import SOURCES_MAX, Batch, NotEncodable, SegmentInfo, info_of
 
-__all__ = ["TIMER_S", "Finalizer", "Frozen", "Held", "Kind"]
+__all__ = ["TIMER_S", "Finalizer", "Frozen", "Held", "Hooks", "Kind"]
 
 Kind: TypeAlias = tuple[str, bytes]
 """Signal type and schema hash: what batches of one segment have in common."""
@@ -81,9 +81,24 @@ class Held:
     is_being_written: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the store does for the finalizer."""
+
+    register: Callable[[SegmentInfo], None]
+    """Hears of each segment whose file is durable."""
+    skipped: Callable[[int], None]
+    """Hears of numbers that became no segment."""
+    on_write: Callable[[float, bool], None]
+    """Hears how long an attempt took, and whether it succeeded."""
+    keeps_up: Callable[[], bool]
+    """Whether every subscriber would get a segment at once."""
+    seal: Callable[[Sealed], Awaitable[None]]
+    """Makes the record of a held segment durable, which then is there for the subscribers."""
+
+
 class Finalizer:
-    """See the module. `register` hears of each durable segment; `skipped` of numbers that became none.
-    `keeps_up` tells whether a segment may be held for the subscribers, `seal` makes its record durable."""
+    """See the module."""
 
     def __init__(
         self,
@@ -92,20 +107,12 @@ class Finalizer:
         clock: Clock,
         *,
         next_segment: int,
-        register: Callable[[SegmentInfo], None],
-        skipped: Callable[[int], None],
-        on_write: Callable[[float, bool], None],
-        keeps_up: Callable[[], bool],
-        seal: Callable[[Sealed], Awaitable[None]],
+        hooks: Hooks,
     ) -> None:
         self._disk = disk
         self._config = config
         self._clock = clock
-        self._register = register
-        self._skipped = skipped
-        self._on_write = on_write
-        self._keeps_up = keeps_up
-        self._seal = seal
+        self._hooks = hooks
         self.held: dict[int, Held] = {}
         """By number; also the one whose record is on its way."""
         self._open: dict[Kind, Frozen] = {}
@@ -307,7 +314,7 @@ class Finalizer:
         finally:
             self._writing = False
         if is_write or self.problem is not None:
-            self._on_write(self._clock.monotonic() - began, self.problem is None)
+            self._hooks.on_write(self._clock.monotonic() - began, self.problem is None)
         self._changed.set()
         if self.problem is not None:
             await self._clock.sleep(RETRY_S)
@@ -324,7 +331,7 @@ class Finalizer:
             and held_bytes < HELD_SEGMENTS * config.segment_bytes
             # Those may have to be split over several segments.
             and not any(has_dictionary(each.type) for each in segment.batches[0].batch.schema)
-            and self._keeps_up()
+            and self._hooks.keeps_up()
         )
 
     async def _hold(self, segment: Frozen) -> None:
@@ -337,10 +344,10 @@ class Finalizer:
             )
             # There before its record is: the record takes effect with it.
             self.held[number] = held
-            await self._seal(Sealed(number, held.info.entries))
+            await self._hooks.seal(Sealed(number, held.info.entries))
         except Exception:
             self.held.pop(number, None)
-            self._skipped(number)
+            self._hooks.skipped(number)
             raise
         if presses != self._presses:
             self.hurry(number)
@@ -365,11 +372,13 @@ class Finalizer:
             held.is_being_written = False
             if number in self.held:
                 self.held[number] = self.held.pop(number)
-            raise (error.__cause__ if isinstance(error, NotEncodable) else error) or error
+            if isinstance(error, NotEncodable) and error.__cause__ is not None:
+                raise error.__cause__ from None
+            raise
         # Whoever let go of it meanwhile removes its file, behind us in the same thread.
         if self.held.pop(number, None) is not None:
             self.bytes -= info.raw_bytes
-            self._register(info)
+            self._hooks.register(info)
 
     async def _write(self, segment: Frozen) -> None:
         """As one segment, or as several where its batches do not go together. One that cannot be written at
@@ -399,7 +408,7 @@ class Finalizer:
         try:
             info = await self._write_file(template, batches)
         except Exception:
-            self._skipped(template.segment)
+            self._hooks.skipped(template.segment)
             raise
         if len(batches) == len(segment.batches):
             segment.batches = []
@@ -408,7 +417,7 @@ class Finalizer:
             segment.batches = [each for each in segment.batches if each.sequence not in gone]
         segment.bytes -= info.raw_bytes
         self.bytes -= info.raw_bytes
-        self._register(info)
+        self._hooks.register(info)
 
     def _template(self, number: int, kind: Kind) -> SegmentMeta:
         signal, schema_hash = kind

@@ -51,7 +51,17 @@ class QuiverMetrics:
         self.ack_bytes = gauge("quiver.acklog.bytes", "Bytes of ack.log and its checkpoints")
         self.ack_records = gauge("quiver.acklog.records_since_checkpoint", "Records a replay would read")
         self.checkpoint_age = gauge("quiver.acklog.checkpoint_age_seconds", "Age of the last checkpoint")
-        labels = ("subscriber",)
+        self.read_errors = counter("quiver.read.errors_total", "Reads of a segment that failed")
+        self.disk_actual = gauge("quiver.disk.bytes_actual", "Bytes of all files, as listed once a minute")
+        self.disk_accounted = gauge("quiver.disk.bytes_accounted", "Bytes of all files, as counted")
+        self.disk_cap = gauge("quiver.disk.bytes_cap", "Bytes that all files may have")
+        self.core_bytes = gauge("quiver.core.bytes", "Bytes of all files of a core", ("core_id",))
+        self.cap_fraction = gauge("quiver.core.cap_fraction", "Share of the size cap in use")
+        self.clock_jumps = counter("quiver.clock.jump_total", "Steps of the wall clock that paused expiry")
+        self._add_subscribers(registry)
+
+    def _add_subscribers(self, registry: MetricsRegistry) -> None:
+        counter, gauge, labels = registry.counter, registry.gauge, ("subscriber",)
         self.dropped = counter("quiver.subscriber.dropped_segments_total", "Segments it never got", labels)
         self.outcomes = counter(
             "quiver.subscriber.outcomes_total", "Outcomes by kind", ("subscriber", "outcome")
@@ -71,13 +81,6 @@ class QuiverMetrics:
             "quiver.subscriber.orphaned_pinned_bytes", "Bytes pinned by one that never reads", labels
         )
         self.in_flight = gauge("quiver.subscriber.in_flight", "Segments under a lease", labels)
-        self.read_errors = counter("quiver.read.errors_total", "Reads of a segment that failed")
-        self.disk_actual = gauge("quiver.disk.bytes_actual", "Bytes of all files, as listed once a minute")
-        self.disk_accounted = gauge("quiver.disk.bytes_accounted", "Bytes of all files, as counted")
-        self.disk_cap = gauge("quiver.disk.bytes_cap", "Bytes that all files may have")
-        self.core_bytes = gauge("quiver.core.bytes", "Bytes of all files of a core", ("core_id",))
-        self.cap_fraction = gauge("quiver.core.cap_fraction", "Share of the size cap in use")
-        self.clock_jumps = counter("quiver.clock.jump_total", "Steps of the wall clock that paused expiry")
 
 
 class GroupSeries:

@@ -6,7 +6,7 @@ shutdown turn open segments into immutable Arrow files, off the path of the call
 segments and say ack, nack or reject; a segment goes when the last of them is done with it.
 
 **What an acknowledgement means**: a finished `fdatasync` covers the batch. Nothing is delivered before its
-segment is durable too.
+segment is durable too, as a file, or as a record of the WAL entries in it (`_finalizer`, held segments).
 
 Layout of the directory: `wal/` and `ack/` (numbered logs, checkpoints), `segments/` (Arrow files), `dead/`
 (rejected segments), `quarantine/` (damaged bytes), `lock`.
@@ -40,7 +40,7 @@ from forebay.quiver._config import QuiverConfig
 from forebay.quiver._delivery import Deliveries, Delivery
 from forebay.quiver._disk import Disk
 from forebay.quiver._errors import DirectoryInUse, from_os_error
-from forebay.quiver._finalizer import Finalizer, Held, Kind
+from forebay.quiver._finalizer import Finalizer, Held, Hooks, Kind
 from forebay.quiver._gauges import Gauges
 from forebay.quiver._group_log import GroupLog, Item
 from forebay.quiver._local_disk import LocalDisk
@@ -175,11 +175,13 @@ class Quiver:
             config,
             clock,
             next_segment=state.next_segment,
-            register=self._register,
-            skipped=state.note_absent,
-            on_write=self._written,
-            keeps_up=self._keeps_up,
-            seal=lambda record: self._acks.commit([record]),
+            hooks=Hooks(
+                register=self._register,
+                skipped=state.note_absent,
+                on_write=self._written,
+                keeps_up=self._keeps_up,
+                seal=lambda record: self._acks.commit([record]),
+            ),
         )
         self._deliveries = Deliveries(
             self._disk,

@@ -1,5 +1,5 @@
-"""Finished segments as readers see them: mapped, checked once, and not copied; or as they lie in memory, where
-subscribers get them before they are files.
+"""Finished segments as readers see them: mapped, checked once, and not copied; or as they lie in memory, for
+subscribers that get them before they are files.
 
 A bounded number of segments stays mapped. Each part is compared with its checksum at the first read; parts
 that fail are left out and counted, the others are handed out. With dictionaries the first part holds their
