@@ -242,18 +242,22 @@ class _CountingFile:
     ),
     Figure("bytes written per byte, both lz4", of="both lz4", measure=Measure.PLAIN, target=at_most(1.3)),
     Figure("bytes written per byte, no codec", of="no codec", measure=Measure.PLAIN),
+    Figure("bytes written per byte, no codec, held", of="held", measure=Measure.PLAIN),
     jobs=True,
 )
 def quiver_bytes(bench: Bench) -> Iterator[Variants]:
     """A gigabyte of batches with 1,000 rows, acknowledged by a subscriber: checkpoints and the zeros of a new
-    directory's WAL files (64 MiB, once) and all."""
+    directory's WAL files (64 MiB, once) and all. Held: the subscriber has a second for each segment before it
+    is a file."""
     batch = bench_batch(1_000)
     count = 1024 * MIB // batch.nbytes
 
-    async def write(wal: str, segment: str) -> float:
+    async def write(wal: str, segment: str, hold_ms: int) -> float:
         path = bench.directory / "bytes"
         disk = CountingDisk(path)
-        config = QuiverConfig(wal_codec=wal, segment_codec=segment, segment_open_ms=86_400_000)
+        config = QuiverConfig(
+            wal_codec=wal, segment_codec=segment, segment_open_ms=86_400_000, segment_hold_ms=hold_ms
+        )
         async with Quiver(disk, config) as quiver:
             await quiver.register("reader")
             for _ in range(count // 64):
@@ -263,13 +267,14 @@ def quiver_bytes(bench: Bench) -> Iterator[Variants]:
         shutil.rmtree(path)
         return float(disk.written / (count // 64 * 64 * batch.nbytes))
 
-    def variant(wal: str, segment: str) -> Variant:
-        return Variant(lambda _: Sample(asyncio.run(write(wal, segment))), "bytes")
+    def variant(wal: str, segment: str, hold_ms: int = 0) -> Variant:
+        return Variant(lambda _: Sample(asyncio.run(write(wal, segment, hold_ms))), "bytes")
 
     yield {
         "segments zstd": variant("none", "zstd"),
         "both lz4": variant("lz4", "lz4"),
         "no codec": variant("none", "none"),
+        "held": variant("none", "none", 1_000),
     }
 
 
