@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from tests.dataflow.otlp_kit import logs, until
 from tests.dataflow.test_dataflow_receivers import SMALL, client, head, post, raw, receiving
 
 from forebay.dataflow import MetricsPage
+from forebay.dataflow._grpc_exporter import _asked_wait_s
+from forebay.dataflow._grpc_receiver import CALLS_FACTOR, GrpcReceiver
 from forebay.dataflow._http import Answer, HttpServer, Request
 from forebay.dataflow._settings import Address
+from forebay.dataflow._signals import SIGNALS
 from forebay.kit.metrics import MetricsRegistry
 
 PAGE = b"x" * 100_000
@@ -191,3 +197,32 @@ async def test_stop_waits_for_a_request_whose_client_is_gone() -> None:
         sink.go_on.set()
         await stop
         assert sink.names == ["a"]
+
+
+@asynccontextmanager
+async def half_a_request(receiver: GrpcReceiver) -> AsyncIterator[None]:
+    """A client with a connection of its own that calls and sends nothing."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(str(receiver.address), options=options) as channel:
+        call: Any = channel.stream_unary(SIGNALS["logs"].grpc_method)()
+        await call.wait_for_connection()
+        try:
+            yield
+        finally:
+            call.cancel()
+
+
+async def test_more_calls_than_there_is_room_for_are_asked_to_come_again() -> None:
+    async with receiving(requests_max=1) as (sink, over_grpc, _), AsyncExitStack() as clients:
+        for _each in range(CALLS_FACTOR):
+            await clients.enter_async_context(half_a_request(over_grpc))
+        await until(lambda: over_grpc._calls == CALLS_FACTOR)
+        async with client(over_grpc) as call:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call("logs", logs("one too many"))
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert _asked_wait_s(caught.value.trailing_metadata()) == 1
+            await clients.aclose()
+            await until(lambda: over_grpc._calls == 0)
+            await call("logs", logs("again"))
+    assert sink.names == ["again"]

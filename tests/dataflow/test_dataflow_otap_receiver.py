@@ -17,6 +17,7 @@ from tests.dataflow.otlp_kit import until
 from tests.dataflow.test_dataflow_receivers import FakeSink
 
 from forebay.dataflow import _otap_receiver
+from forebay.dataflow._grpc_exporter import _asked_wait_s
 from forebay.dataflow._intake import Intake
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._otap import METHODS, Batch, BatchStatus, _streams, encode
@@ -560,3 +561,16 @@ async def test_sender_that_takes_no_statuses_is_not_read_from() -> None:
         finally:
             await statuses.aclose()
             await stream.close()
+
+
+async def test_one_stream_too_many_is_asked_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_otap_receiver, "STREAMS_MAX", 1)
+    async with receiving() as (_, receiver), client(receiver) as first:
+        assert (await first.ask(batch_of("logs", 0, 1))).status_code == 0
+        async with client(receiver) as second:
+            assert await second.ending() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert _asked_wait_s(await second.call.trailing_metadata()) == 1
+        await first.call.done_writing()
+        assert await first.ending() is grpc.StatusCode.OK
+        async with client(receiver) as third:
+            assert (await third.ask(batch_of("logs", 0, 1))).status_code == 0

@@ -1,18 +1,34 @@
-"""A gRPC server on one address."""
+"""A gRPC server on one address, and how it refuses.
+
+gRPC's own limit of calls (`maximum_concurrent_rpcs`) is not used: it refuses without a `RetryInfo`, and
+clients of OTLP take RESOURCE_EXHAUSTED without one for final. The receivers count their calls themselves,
+before they read from them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
+from forebay.dataflow._intake import RETRY_AFTER_S, Refusal
 from forebay.dataflow._settings import Address, Tls
 from forebay.errors import Unavailable
 
-__all__ = ["listen"]
+__all__ = ["CODES", "listen", "refuse"]
+
+CODES: Final = {
+    "invalid": grpc.StatusCode.INVALID_ARGUMENT,
+    "full": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "unavailable": grpc.StatusCode.UNAVAILABLE,
+}
+"""By the reason of a refusal."""
 
 
 async def listen(
@@ -20,10 +36,9 @@ async def listen(
     address: Address,
     tls: Tls | None,
     options: Sequence[tuple[str, Any]],
-    calls_max: int,
 ) -> tuple[grpc.aio.Server, Address]:
     """Start a server; return it, and where it listens. Raises `Unavailable` where the address is taken."""
-    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", 0)], maximum_concurrent_rpcs=calls_max)
+    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers(tuple(handlers))
     try:
         if tls is None:
@@ -36,6 +51,18 @@ async def listen(
         raise Unavailable(f"cannot listen on {address}", hint="is the address in use?") from error
     await server.start()
     return server, Address(address.host, port)
+
+
+async def refuse(context: grpc.aio.ServicerContext[bytes, bytes], refusal: Refusal) -> None:
+    """End a call; say when to try again where that may help."""
+    code = CODES[refusal.reason]
+    message = refusal.message.encode("ascii", "replace").decode()
+    trailing: tuple[tuple[str, Any], ...] = ()
+    if refusal.may_retry:
+        status = Status(code=code.value[0], message=message)
+        status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S)))
+        trailing = (("grpc-status-details-bin", status.SerializeToString()),)
+    await context.abort(code, message, trailing)
 
 
 def _credentials(tls: Tls) -> grpc.ServerCredentials:

@@ -11,6 +11,7 @@ without waiting is not read from until some are safe, nor who takes no statuses 
     everything else that may pass               UNAVAILABLE               goes on
     Arrow that cannot be read, or is too large  INVALID_ARGUMENT          ends: its dictionaries are in doubt
     too many dictionaries, in all streams       RESOURCE_EXHAUSTED        ends: a new one begins without
+    too many streams                                                      ends with RESOURCE_EXHAUSTED
     the receiver stops                                                    ends with UNAVAILABLE
 """
 
@@ -28,7 +29,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from forebay.dataflow._grpc_server import listen
+from forebay.dataflow._grpc_server import CODES, listen, refuse
 from forebay.dataflow._intake import STOP_GRACE_S, Intake, Refusal
 from forebay.dataflow._otap import METHODS, Batch, BatchStatus, PayloadStreams, decode
 from forebay.dataflow._settings import OtapReceiverSettings
@@ -43,11 +44,6 @@ ALL_DICTIONARIES_BYTES_MAX: Final = 256 * 1024 * 1024
 """Bytes of the dictionaries of all streams."""
 DECODERS: Final = 2
 """Batches that are decoded at once."""
-_CODES: Final = {
-    "invalid": grpc.StatusCode.INVALID_ARGUMENT,
-    "full": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "unavailable": grpc.StatusCode.UNAVAILABLE,
-}
 _OPTIONS: Final = (
     # A sender that vanished without a word would keep its dictionaries here.
     ("grpc.keepalive_time_ms", 60_000),
@@ -66,6 +62,7 @@ class OtapReceiver:
         self._settings = settings
         self._intake = intake
         self._stopping = asyncio.Event()
+        self._serving = 0
         self._dictionary_bytes = 0
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(DECODERS, "forebay-otap")
@@ -80,7 +77,7 @@ class OtapReceiver:
         for name, (service, method) in METHODS.items():
             behaviour: Any = grpc.stream_stream_rpc_method_handler(self._handler(SIGNALS[name]))
             handlers.append(grpc.method_handlers_generic_handler(service, {method: behaviour}))
-        self._server, self.address = await listen(handlers, self.address, settings.tls, options, STREAMS_MAX)
+        self._server, self.address = await listen(handlers, self.address, settings.tls, options)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Take nothing more; let what is under way end."""
@@ -90,11 +87,16 @@ class OtapReceiver:
 
     def _handler(self, signal: Signal) -> Callable[[object, _Context], Awaitable[None]]:
         async def serve(_: object, context: _Context) -> None:
+            if self._serving >= STREAMS_MAX:
+                full = Backpressure(f"{self._serving:,} streams are open")
+                await refuse(context, self._intake.refusal(full))
             stream = _Stream(self, signal, context)
+            self._serving += 1
             try:
                 async for status in stream.statuses():
                     await context.write(status)
             finally:
+                self._serving -= 1
                 await stream.close()
             if stream.ending is not None:
                 code, message = stream.ending
@@ -243,11 +245,11 @@ class _Stream:
         except DecodeError as error:
             wrong = FormatError(f"not a batch: {str(error)[:100]}", hint="send BatchArrowRecords")
             refusal = self._receiver.intake.refusal(wrong)
-            self.ending = (_CODES[refusal.reason], refusal.message)
+            self.ending = (CODES[refusal.reason], refusal.message)
         except Exception as error:
             refusal = self._receiver.intake.refusal(error)
             self._refuse(number, refusal)
-            self.ending = (_CODES[refusal.reason], refusal.message)
+            self.ending = (CODES[refusal.reason], refusal.message)
         return None
 
     async def _take(self, number: int, requests: _Requests) -> None:
@@ -259,6 +261,6 @@ class _Stream:
             self._queue.put_nowait(BatchStatus(batch_id=number).SerializeToString())
 
     def _refuse(self, number: int, refusal: Refusal) -> None:
-        code = int(_CODES[refusal.reason].value[0])
+        code = int(CODES[refusal.reason].value[0])
         status = BatchStatus(batch_id=number, status_code=code, status_message=refusal.message)
         self._queue.put_nowait(status.SerializeToString())
