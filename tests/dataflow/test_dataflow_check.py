@@ -212,6 +212,24 @@ def test_names_of_hosts_may_have_underscores() -> None:
     assert plan.nodes["otlp_exporter"].settings.target == "otel_collector:4317"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "target", "remarks"),
+    [
+        ("https://telemetry.example", "telemetry.example:443", 0),
+        ("https://telemetry.example:4317", "telemetry.example:4317", 0),
+        ("https://[::1]/", "[::1]:443", 0),
+        ("http://collector", "collector:4317", 1),
+    ],
+)
+def test_an_endpoint_without_a_port_has_that_of_other_clients(
+    endpoint: str, target: str, remarks: int
+) -> None:
+    plan = load(changed("http://127.0.0.1:4320", endpoint))
+    assert plan.nodes["otlp_exporter"].settings.target == target  # type: ignore[union-attr]
+    found = [each for each in plan.remarks if "4317 is meant" in each.message]
+    assert len(found) == remarks
+
+
 def test_all_mistakes_are_reported_at_once_in_order() -> None:
     data = changed("32MB", "32M").decode()
     data = changed("25ms", "soon", data).decode()

@@ -6,10 +6,11 @@ import asyncio
 import itertools
 import json
 import os
+import socket
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from tests.dataflow.otlp_kit import Destination, logs, metrics, names_in, parquet_rows, traces
 
+from forebay.dataflow import _grpc_exporter
 from forebay.dataflow._columns import SCHEMAS, rows_of, table_of
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._otlp_exporter import OtlpExporter
@@ -40,6 +42,7 @@ from forebay.kit.clock import SystemClock
 from forebay.kit.ids import IdSource
 from forebay.kit.metrics import MetricsRegistry
 from forebay.kit.metrics_views import as_json
+from forebay.testing.proxy import FaultProxy, hang
 
 
 def parcel(
@@ -125,6 +128,48 @@ async def test_a_timeout_is_an_unknown_outcome(destination: Destination) -> None
     async with exporting(destination) as exporter:
         with pytest.raises(OutcomeUnknown):
             await exporter.take(parcel("logs", logs("a")))
+
+
+def open_sockets(port: int) -> Iterator[socket.socket]:
+    """Those of this process that are connected to the port."""
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as found:
+            peer: Any = found.getpeername()
+            if found.type == socket.SOCK_STREAM and isinstance(peer, tuple) and peer[1] == port:
+                yield found
+
+
+async def test_the_kernel_does_not_talk_for_long_to_a_machine_that_is_gone(destination: Destination) -> None:
+    async with exporting(destination) as exporter:
+        await exporter.take(parcel("logs", logs("a")))
+        found = [
+            each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            for each in open_sockets(destination.port)
+        ]
+    assert found == [20_000]
+
+
+async def test_a_connection_that_went_silent_is_given_up_for_a_new_one(
+    destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = dict(_grpc_exporter._CHANNEL_OPTIONS)
+    assert options["grpc.keepalive_time_ms"] > 300_000, "servers close the connection, by default"
+    for name in ("keepalive_time", "keepalive_timeout", "http2.ping_timeout"):
+        options[f"grpc.{name}_ms"] = 100
+    monkeypatch.setattr(_grpc_exporter, "_CHANNEL_OPTIONS", tuple(options.items()))
+    with FaultProxy("127.0.0.1", destination.port) as proxy:
+        proxy.next_connection(hang(after_bytes=400))
+        async with exporting(destination, target=proxy.address, timeout_ms=2_000) as exporter:
+            with pytest.raises((OutcomeUnknown, Unavailable)):
+                for _ in range(100):
+                    await exporter.take(parcel("logs", logs("before")))
+            for _ in range(10):
+                with suppress(OutcomeUnknown, Unavailable):
+                    await exporter.take(parcel("logs", logs("after")))
+                    break
+            else:
+                pytest.fail("it never came through")
+            assert proxy.stats.connections >= 2
 
 
 async def test_one_bad_request_costs_nobody_else_anything(destination: Destination) -> None:

@@ -59,6 +59,15 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
+    # One that vanished without a word (a cable, a machine without power) would be talked to until the kernel
+    # gives up, a quarter of an hour; it may be back long before, at the same address. The timeout is also
+    # that of the kernel for what is sent and not confirmed, so that only streams that wait need the pings.
+    # They come a little less often than every five minutes, and never without a call: servers close a
+    # connection with more of them (`too_many_pings`). gRPC has pings of its own, to measure the line.
+    ("grpc.keepalive_time_ms", 330_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 0),
 )
 
 

@@ -43,6 +43,9 @@ HEADERS_MAX: Final = 64
 PARQUET_CODECS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
 ARROW_CODECS: Final = ("none", "lz4", "zstd")
 _HEADER_NAME: Final = re.compile(r"[a-z0-9_.\-]{1,100}", re.ASCII)
+_DEFAULT_PORTS: Final = {"http": 4317, "https": 443}
+"""Other clients of OTLP take 443 for `https`, whatever they are written in. For `http` they do not agree, and
+none of their ports is one at which such a server listens."""
 _PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 _HOST: Final = re.compile(r"[A-Za-z0-9._\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]", re.ASCII)
 
@@ -357,7 +360,9 @@ def _endpoint(section: Section) -> tuple[str, bool]:
         said = "this" if "@" in text else shown(text)
         section.complain("grpc_endpoint", f"{said} is not an endpoint", hint)
         return "", False
-    return f"{bracketed}:{port or 4317}", parts.scheme == "https"
+    if port is None and parts.scheme == "http":
+        section.remark("grpc_endpoint", "no port, 4317 is meant", "write it: other clients take 80 or 443")
+    return f"{bracketed}:{port or _DEFAULT_PORTS[parts.scheme]}", parts.scheme == "https"
 
 
 def _has_more(parts: SplitResult) -> bool:
