@@ -190,12 +190,15 @@ class FlowProcess:
     def terminate(self) -> int:
         return self.end(signal.SIGTERM)
 
-    def end(self, number: signal.Signals) -> int:
-        """Send a signal by the process's own id, and return its status."""
+    def end(self, number: signal.Signals, *, once: bool = True) -> int:
+        """Send a signal by the process's own id, once or until it has ended, and return its status."""
         process = self._process
         if process is None:
             return 0
         process.send_signal(number)
+        while not once and process.poll() is None:
+            process.send_signal(number)
+            time.sleep(0.001)
         status = process.wait(PATIENCE_S)
         guard.forget(process.pid)
         assert process.stdout is not None

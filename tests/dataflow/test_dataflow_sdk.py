@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -243,6 +244,14 @@ def killed_at_random(directory: Path, destination: Destination, kills: int) -> N
     assert set(sender.acknowledged) <= set(written) <= sent
     # Files repeat nothing by themselves: only what was sent again, without an answer, is there twice.
     assert len(written) <= sender.attempts
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_whoever_asks_it_to_end_again_and_again_gets_its_own_exit_code(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with FlowProcess(write(tmp_path, pipeline(tmp_path, parquet=True))) as flow:
+        assert flow.end(number, once=False) == 0
 
 
 @pytest.mark.timeout(280)

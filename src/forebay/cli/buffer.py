@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,7 @@ from forebay.cli._bytes_of import bytes_of
 from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._options import CommandGroup
 from forebay.cli._recognize import batch_or_manifest
-from forebay.cli._run import wait_for
+from forebay.cli._run import on_ending, wait_for
 from forebay.errors import ForebayError, NotFound
 from forebay.kit.limits import format_bytes, parse_duration_ms
 
@@ -199,8 +198,7 @@ def broker(
         from forebay.storage import open_store
 
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        on_ending(stop.set)
         config = with_permission(_config(url, manifest), PERMISSION_MS)
         async with open_store(url) as store:
             serving = CommitBroker(store, config)

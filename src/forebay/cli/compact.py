@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,7 @@ from forebay.cli._deployment import Deployment, deployment_options
 from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._log_parts import LogParts, open_log
 from forebay.cli._options import CommandGroup
-from forebay.cli._run import wait_for
+from forebay.cli._run import on_ending, wait_for
 from forebay.errors import ForebayError, Unavailable, UsageError
 from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
 
@@ -184,8 +183,7 @@ async def _serve(
     from forebay.log import CompactorService, CompactorServiceConfig
 
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    on_ending(stop.set)
     async with contextlib.AsyncExitStack() as stack:
         parts = await stack.enter_async_context(open_log(deployment, create=True))
         service = CompactorService(

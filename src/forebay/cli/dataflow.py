@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -16,7 +15,7 @@ import typer
 
 from forebay.cli import _output as out
 from forebay.cli._options import CommandGroup
-from forebay.cli._run import wait_for
+from forebay.cli._run import on_ending, wait_for
 from forebay.errors import ForebayError, NotFound, Unsupported, UsageError
 from forebay.kit.limits import parse_duration_ms
 
@@ -150,9 +149,7 @@ async def _serve(plan: Plan, drain_s: float, metrics: str | None) -> None:
             flow.hurry()
         enough.set()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    on_ending(stop)
     async with flow:
         if page is not None:
             await page.start()

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
 import ssl
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import typer
 from forebay.cli import _output as out
 from forebay.cli._deployment import Deployment, deployment_options
 from forebay.cli._options import CommandGroup
+from forebay.cli._run import on_ending
 from forebay.errors import Unsupported, UsageError
 from forebay.kit.clock import SystemClock
 from forebay.kit.ids import IdSource
@@ -243,10 +243,8 @@ async def _serve(
 ) -> None:
     from forebay.broker import Broker, calm_collector
 
-    loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    on_ending(stop.set)
     broker = Broker(_parts(deployment), config)
     export = None if otlp_endpoint is None else _export(otlp_endpoint, config.broker_id, broker.metrics)
     await broker.start(tls)

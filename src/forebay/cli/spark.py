@@ -6,7 +6,6 @@ same tasks run on threads of this process, and neither Spark nor Java is needed.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from forebay.cli._deployment import Deployment, deployment_options
 from forebay.cli._errors import EXIT_FAILED
 from forebay.cli._log_parts import check_there, parse_time_ms
 from forebay.cli._options import CommandGroup
+from forebay.cli._run import hold_endings
 from forebay.errors import ForebayError, UsageError
 from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
 
@@ -202,8 +202,7 @@ def _export(config: ExportConfig, spark: SparkSession | None, interval_s: float 
             report = run(config, spark=spark, step=step)
         else:
             stop = threading.Event()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: stop.set())
+            hold_endings(lambda *_: stop.set())
 
             waits = ""
 

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import random
-import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -20,7 +19,7 @@ from forebay.cli import _output as out
 from forebay.cli._asking import ask
 from forebay.cli._deployment import Deployment, deployment_options
 from forebay.cli._options import CommandGroup
-from forebay.cli._run import wait_for
+from forebay.cli._run import on_ending, wait_for
 from forebay.errors import ForebayError, FormatError, Unavailable, UsageError
 from forebay.kit.limits import format_bytes, parse_bytes, parse_duration_ms
 
@@ -174,8 +173,7 @@ async def _tier(deployment: Deployment, directory: Path, config: TierConfig, *, 
 async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
     """Go on until SIGTERM or Ctrl-C, which is how a sidecar ends, and no failure."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    on_ending(stop.set)
     working, asked = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
     if working.done():
