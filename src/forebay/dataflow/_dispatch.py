@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from forebay.dataflow._metrics import DataflowMetrics
 from forebay.dataflow._parcels import Parcel, Refused, Sink
-from forebay.errors import ForebayError, NotDone
+from forebay.errors import ForebayError, FormatError, LimitExceeded, NotDone
 
-__all__ = ["Broadcast", "Counted", "RoundRobin", "port"]
+__all__ = ["FOR_GOOD", "Broadcast", "Counted", "RoundRobin", "port"]
+
+FOR_GOOD: Final = (FormatError, LimitExceeded, Refused)
+"""Of what a sink says, that which it will always say of this parcel."""
 
 
 class Counted:
@@ -37,18 +41,35 @@ class Counted:
 
 
 class Broadcast:
-    """Everybody gets everything; safe when all of them have it."""
+    """Everybody gets everything; safe when all of them have it.
+
+    Who did not take the last one is asked before the others, and they get nothing that it does not take: the
+    sender tries again, and every attempt would leave them a copy.
+    """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = sinks
+        self._failing: set[Sink] = set()
 
     async def take(self, parcel: Parcel) -> None:
         """Hand it to all, wait for all, then raise what went wrong: what may pass before what is for good."""
-        outcomes = await asyncio.gather(*(sink.take(parcel) for sink in self._sinks), return_exceptions=True)
-        problems = [each for each in outcomes if isinstance(each, BaseException)]
+        first = [sink for sink in self._sinks if sink in self._failing]
+        others = [sink for sink in self._sinks if sink not in first]
+        problems = await self._hand(parcel, first) if first else []
+        if all(isinstance(each, FOR_GOOD) for each in problems):
+            problems += await self._hand(parcel, others)
         # Whoever hears of a refusal gives up, and the other destination would never get it.
-        for problem in sorted(problems, key=lambda each: isinstance(each, Refused)):
+        for problem in sorted(problems, key=lambda each: isinstance(each, FOR_GOOD)):
             raise problem
+
+    async def _hand(self, parcel: Parcel, sinks: Sequence[Sink]) -> list[BaseException]:
+        outcomes = await asyncio.gather(*(sink.take(parcel) for sink in sinks), return_exceptions=True)
+        for sink, outcome in zip(sinks, outcomes, strict=True):
+            if outcome is None or isinstance(outcome, FOR_GOOD):
+                self._failing.discard(sink)
+            else:
+                self._failing.add(sink)
+        return [each for each in outcomes if each is not None]
 
 
 class RoundRobin:

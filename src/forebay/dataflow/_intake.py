@@ -17,11 +17,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
+from forebay.dataflow._dispatch import FOR_GOOD
 from forebay.dataflow._metrics import DataflowMetrics
-from forebay.dataflow._parcels import Parcel, Refused, Sink
+from forebay.dataflow._parcels import Parcel, Sink
 from forebay.dataflow._settings import OtapReceiverSettings, OtlpReceiverSettings
 from forebay.dataflow._signals import Signal, count_items
-from forebay.errors import Backpressure, ForebayError, FormatError, LimitExceeded, StorageFull
+from forebay.errors import Backpressure, ForebayError, LimitExceeded, StorageFull
 
 __all__ = ["RETRY_AFTER_S", "STOP_GRACE_S", "Intake", "Refusal"]
 
@@ -122,7 +123,7 @@ class Intake:
 
     def refusal(self, error: Exception) -> Refusal:
         """What the sender is told of an error; it is counted."""
-        if isinstance(error, FormatError | LimitExceeded | Refused):
+        if isinstance(error, FOR_GOOD):
             reason = "invalid"
         elif isinstance(error, Backpressure | StorageFull):
             reason = "full"
