@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,19 @@ def test_wrong_usage_is_refused_before_anything_happens(
     ran = forebay("spark", "export", *words, "--data", data, "--local", "-o", "json")
     assert ran.code == 2, ran.err
     assert ran.error["hint"]
+
+
+def test_a_master_that_does_not_answer_is_named(
+    forebay: Run, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.spark._session._is_running", lambda: False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        master = f"spark://127.0.0.1:{taken.getsockname()[1]}"
+        ran = forebay("spark", "verify", "--data", data, "--master", master)
+    assert ran.code == 1
+    assert ran.err.startswith(f"connecting to {master}\n")
+    assert "no Spark master answers at 127.0.0.1" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pwd
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import types
@@ -20,8 +22,8 @@ from pyspark.sql import SparkSession
 
 import forebay
 import forebay.spark
-from forebay.errors import Unsupported, UsageError
-from forebay.spark import _java, _session
+from forebay.errors import Unavailable, Unsupported, UsageError
+from forebay.spark import _java, _reaching, _session
 
 
 def fake_java(home: Path, version: str) -> Path:
@@ -236,6 +238,51 @@ def test_what_the_caller_says_and_the_mode_of_the_environment_hold(
         [sys.executable, "-c", script], env={**kept, **variable}, capture_output=True, text=True, check=True
     )
     assert f"found 3 {kind}" in told.stdout
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """A port that is taken, and at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("who", ["silent", "nobody"])
+def test_a_server_of_spark_connect_that_does_not_answer_is_named_soon(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, who: str
+) -> None:
+    pytest.importorskip("grpc_status", reason="pip install 'forebay[connect]'")
+    monkeypatch.setattr(_session, "_is_running", lambda: False)
+    monkeypatch.setattr(_reaching, "ANSWER_S", 0.5)
+    address = request.getfixturevalue(who)
+    with pytest.raises(Unavailable, match=f"Spark Connect answers at {address}") as caught:
+        forebay.spark.session(spark_remote=f"sc://{address}")
+    assert "SPARK_REMOTE" in caught.value.hint
+
+
+def test_masters_that_do_not_answer_are_named_soon(
+    monkeypatch: pytest.MonkeyPatch, nobody: str, silent: str
+) -> None:
+    monkeypatch.setattr(_session, "_is_running", lambda: False)
+    with pytest.raises(Unavailable, match=f"no Spark master answers at {nobody}: Connection refused"):
+        forebay.spark.session(spark_master=f"spark://{nobody},{nobody}")
+    _reaching.check_masters(f"spark://{nobody},{silent}")  # One of them is enough.
+    for left_to_spark in ("yarn", "k8s://https://host:1", "spark://host", "local[2]", "spark://host:port"):
+        _reaching.check_masters(left_to_spark)
+
+
+def test_a_start_that_fails_names_its_master() -> None:
+    told = _session._not_started(RuntimeError("stopped"), io.BytesIO(b"what Spark said"), "spark://host:7077")
+    assert told.message.startswith("Spark did not start with the master spark://host:7077: stopped")
+    assert "what Spark said" in told.message
 
 
 def test_workers_run_this_python_and_import_the_installed_pyspark(spark: SparkSession) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "document",
     "is_json",
     "line",
+    "note",
     "printable",
     "progress",
     "table",
@@ -48,6 +49,12 @@ def line(text: str) -> None:
 def warning(text: str) -> None:
     """Print what the caller should know on stderr, whatever the form of the output."""
     sys.stderr.write(f"warning: {printable(text)}\n")
+
+
+def note(text: str) -> None:
+    """Print what goes on, where it may take a while, on stderr."""
+    sys.stderr.write(f"{printable(text)}\n")
+    sys.stderr.flush()
 
 
 def console(stream: IO[str] | None = None) -> Console:

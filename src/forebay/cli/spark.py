@@ -51,6 +51,8 @@ def spark_of(*, local: bool, master: str | None) -> Iterator[SparkSession | None
     from forebay.spark import session
 
     conf: dict[str, Any] = {} if master is None else {"spark.master": master}
+    if master is not None and not master.startswith("local"):
+        out.note(f"connecting to {master}")
     spark = session("forebay-cli", **conf)
     try:
         yield spark

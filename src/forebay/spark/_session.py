@@ -46,6 +46,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from forebay.errors import Unavailable, Unsupported, UsageError
 from forebay.spark._java import Java, cache_directory, find_java
+from forebay.spark._reaching import check_connect_server, check_masters
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,7 +116,8 @@ def session(
 
     `fast_start` starts in half the time and computes at half the speed: for tests and tiny jobs. Further
     settings are Spark's own; `spark_master` and `spark_remote` among them lead to a cluster. Raises
-    `Unsupported` where PySpark or Java is missing, `Unavailable` where the JVM did not come up.
+    `Unsupported` where PySpark or Java is missing, `Unavailable` where the JVM did not come up, or nobody
+    answers where the cluster should be.
     """
     if cores is not None and (type(cores) is not int or cores < 1):
         raise UsageError(f"cores is {cores!r}", hint="a number from 1 on, or None for all of the machine")
@@ -127,19 +129,8 @@ def session(
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     chosen = {_setting(name): _value(value) for name, value in conf.items()}
     remote = _remote(chosen)
-    if not _is_running() and (not remote or remote.startswith("local")):
-        submitted = _submitted()
-        master = chosen.get("spark.master") or submitted.get("spark.master", "local")
-        try:
-            java = find_java()
-            _prepare_environment(java, is_local=master.startswith("local"))
-            if not remote:
-                chosen = _settings(cores, java, fast_start, master) | submitted | chosen
-        except OSError as error:
-            raise UsageError(
-                f"the cache in {cache_directory()} cannot be written: {error.strerror}",
-                hint="FOREBAY_CACHE_DIR names another directory",
-            ) from error
+    if not _is_running():
+        chosen = _prepared(chosen, remote, cores, fast_start)
     builder = SparkSession.builder.appName(app)
     if remote:
         builder = builder.remote(remote)
@@ -149,12 +140,33 @@ def session(
         try:
             spark = builder.getOrCreate()
         except Exception as error:
-            raise _not_started(error, output) from error
+            raise _not_started(error, output, chosen.get("spark.master", "")) from error
     if not is_remote():  # `SPARK_API_MODE` makes any session one of Spark Connect.
         _ship(spark)
         _tell_slots(spark)
     _register(spark)
     return spark
+
+
+def _prepared(chosen: dict[str, str], remote: str, cores: int | None, fast_start: bool) -> dict[str, str]:
+    """The settings of a session that is to be started, and the environment made ready for it."""
+    if remote and not remote.startswith("local"):
+        check_connect_server(remote)
+        return chosen
+    submitted = _submitted()
+    master = chosen.get("spark.master") or submitted.get("spark.master", "local")
+    check_masters(master)
+    try:
+        java = find_java()
+        _prepare_environment(java, is_local=master.startswith("local"))
+        if remote:
+            return chosen
+        return _settings(cores, java, fast_start, master) | submitted | chosen
+    except OSError as error:
+        raise UsageError(
+            f"the cache in {cache_directory()} cannot be written: {error.strerror}",
+            hint="FOREBAY_CACHE_DIR names another directory",
+        ) from error
 
 
 def _remote(chosen: dict[str, str]) -> str:
@@ -336,10 +348,11 @@ def _quiet() -> Iterator[IO[bytes]]:
             os.close(kept)
 
 
-def _not_started(error: Exception, output: IO[bytes]) -> Unavailable:
+def _not_started(error: Exception, output: IO[bytes], master: str) -> Unavailable:
     output.seek(0)
     said = output.read().decode(errors="replace")[-LOG_TAIL_CHARS:].strip()
+    where = "" if master.startswith("local") or not master else f" with the master {master}"
     return Unavailable(
-        f"Spark did not start: {error}" + (f"\n{said}" if said else ""),
+        f"Spark did not start{where}: {error}" + (f"\n{said}" if said else ""),
         hint="the lines above are Spark's own; JAVA_HOME chooses another Java",
     )
