@@ -82,3 +82,26 @@ def test_a_stream_over_a_misspelt_path_shows_what_to_do(tmp_path: Path, engine: 
         with pytest.raises(UsageError, match="there is no directory") as caught:
             getattr(reader, ask)()
         assert any("the option path" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("manifest", "/ingest/manifest"),
+        ("manifest", "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"),
+        ("prefix", "../ingest"),
+        ("prefix", ""),
+    ],
+)
+def test_a_wrong_place_of_a_queue_is_told_by_the_name_of_its_option(
+    tmp_path: Path, option: str, value: str
+) -> None:
+    source = ForebaySource({"path": str(tmp_path), "engine": "buffer", option: value})
+    for ask in (
+        lambda: source.reader(BUFFER_SCHEMA),
+        lambda: source.streamReader(BUFFER_SCHEMA),
+        lambda: source.writer(StructType().add("value", "binary"), overwrite=False),
+    ):
+        with pytest.raises(UsageError, match=rf"^{option} '{value}'") as caught:
+            ask()
+        assert caught.value.hint

@@ -16,7 +16,7 @@ import random
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +31,6 @@ from pyspark.sql.types import StructType
 from forebay.buffer import BufferConfig
 from forebay.errors import ForebayError, OutcomeUnknown, Unavailable, UsageError
 from forebay.formats import buffer_batch
-from forebay.formats.buffer_batch import Compression
 from forebay.formats.buffer_manifest import Metadata, NewEntry
 from forebay.formats.entry_tail import EntryTail, encode_tail
 from forebay.kit.clock import SystemClock
@@ -42,6 +41,7 @@ from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._errors import with_hints
 from forebay.spark._log_sink import current_task
 from forebay.spark._options import WRITE, Options
+from forebay.spark._queue_config import queue_config
 from forebay.spark._sink_columns import check_columns, refuse_write_id
 
 __all__ = ["BufferBatchWriter", "BufferSinkOptions", "BufferStreamWriter"]
@@ -74,13 +74,7 @@ class BufferSinkOptions:
         on_unknown = options.text("onUnknown", "fail").lower()
         if on_unknown not in ON_UNKNOWN:
             raise UsageError(f"onUnknown is {on_unknown!r}", hint=f"one of {', '.join(ON_UNKNOWN)}")
-        defaults = BufferConfig()
-        config = BufferConfig(
-            manifest_path=options.text("manifest", defaults.manifest_path),
-            data_path_prefix=options.text("prefix", defaults.data_path_prefix),
-            batch_compression=cast("Compression", codec),
-            entry_extension=True,
-        )
+        config = queue_config(options, batch_compression=codec, entry_extension=True)
         return cls(options.deployment, config, options.identifier("writeId"), on_unknown)
 
 

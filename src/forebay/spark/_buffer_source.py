@@ -47,6 +47,7 @@ from forebay.spark._clients import Client, Deployment, client
 from forebay.spark._columns import arrow_schema, exact, timestamps
 from forebay.spark._errors import DataLossFound, own_position, with_hints
 from forebay.spark._options import BUFFER_READ, Options, check_range, is_number
+from forebay.spark._queue_config import queue_config
 
 __all__ = ["BUFFER_SCHEMA", "BufferBatchReader", "BufferOptions", "BufferStreamReader"]
 
@@ -104,11 +105,11 @@ class BufferOptions:
         )
         end = _sequence(options.text("endingOffsets", "latest"), "endingOffsets", {"latest": None})
         check_range(start, end)
-        defaults = BufferConfig()
+        queue = queue_config(options)
         return cls(
             options.deployment,
-            options.text("manifest", defaults.manifest_path),
-            options.text("prefix", defaults.data_path_prefix),
+            queue.manifest_path,
+            queue.data_path_prefix,
             acknowledge,
             start,
             end,
