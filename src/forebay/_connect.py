@@ -17,7 +17,7 @@ from typing import Literal, SupportsIndex, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from forebay._forks import check_not_forked
-from forebay.coordination import Coordinator, MemoryCoordinator, open_coordinator
+from forebay.coordination import Coordinator, MemoryCoordinator, is_there, open_coordinator
 from forebay.errors import UsageError
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.ids import IdSource
@@ -25,7 +25,7 @@ from forebay.kit.metrics import MetricsRegistry
 from forebay.log import LogReader
 from forebay.storage import ObjectStore, open_store
 
-__all__ = ["Location", "Parts", "Position", "open_parts", "resolve_position", "time_ms"]
+__all__ = ["Location", "Parts", "Position", "check_there", "open_parts", "resolve_position", "time_ms"]
 
 Location: TypeAlias = str | os.PathLike[str]
 """A directory, or the URL of a store."""
@@ -52,6 +52,20 @@ class Parts:
             await self.coordinator.close()
         finally:
             await self.store.close()
+
+
+def check_there(location: Location, coordinator: Location | None) -> None:
+    """Raise `UsageError` where opening would make a deployment: for whoever only reads, or works on what is
+    there. Of a server nobody is asked."""
+    where = location if coordinator is None else coordinator
+    text = os.fspath(where)
+    if coordinator is None and text.lower().startswith("file://"):
+        where = Path(unquote(urlsplit(text).path))
+    if not is_there(where):
+        raise UsageError(
+            f"{text.partition('?')[0]!r} holds no deployment, and none is made here",
+            hint="check the path; the first `forebay topics create`, or a producer, makes one",
+        )
 
 
 def open_parts(location: Location, coordinator: Location | None) -> Parts:

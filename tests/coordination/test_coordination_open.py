@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from forebay.coordination import ABSENT, MemoryCoordinator, SqliteCoordinator, open_coordinator
+from forebay.coordination import ABSENT, MemoryCoordinator, SqliteCoordinator, is_there, open_coordinator
 from forebay.errors import (
     AccessDenied,
     InvalidUrl,
@@ -141,3 +141,13 @@ def test_missing_extra_names_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(Unsupported) as caught:
         open_coordinator("oxia://127.0.0.1:6648/default")
     assert "forebay[oxia]" in caught.value.hint
+
+
+def test_who_only_reads_learns_that_nothing_is_there_and_makes_nothing(tmp_path: Path) -> None:
+    urls: list[str | Path] = [f"sqlite://{tmp_path}/c%20d.db", str(tmp_path / "data"), tmp_path / "data"]
+    assert [is_there(each) for each in urls] == [False] * 3
+    assert not list(tmp_path.iterdir())
+    for each in urls:
+        asyncio.run(open_coordinator(each).close())
+    assert [is_there(each) for each in urls] == [True] * 3
+    assert is_there("memory://") and is_there("oxia://host:6648/default")

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
+import forebay
 from forebay.errors import UsageError
 from forebay.spark import ForebaySource
 from forebay.spark._buffer_source import BUFFER_SCHEMA
@@ -61,6 +62,8 @@ def test_a_checkpoint_of_another_engine_is_told_as_such(tmp_path: Path, engine: 
     given = {"path": str(tmp_path), "engine": engine}
     if engine in ("log", "stream"):
         given["subscribe"] = "t"
+    with forebay.connect(tmp_path):
+        pass
     reader = ForebaySource(given).streamReader(SCHEMAS[engine])
     for other in positions.keys() - {engine}:
         with pytest.raises(UsageError, match=f"is not one of the engine '{engine}'") as caught:
@@ -105,3 +108,20 @@ def test_a_wrong_place_of_a_queue_is_told_by_the_name_of_its_option(
         with pytest.raises(UsageError, match=rf"^{option} '{value}'") as caught:
             ask()
         assert caught.value.hint
+
+
+@pytest.mark.parametrize("coordinator", ["", "sqlite://{}/other.db", "{}"])
+def test_reading_a_directory_of_something_else_makes_nothing_in_it(tmp_path: Path, coordinator: str) -> None:
+    (tmp_path / "photo").touch()
+    given = {"path": str(tmp_path), "subscribe": "t"}
+    if coordinator:
+        given["coordinator"] = coordinator.format(tmp_path)
+    source = ForebaySource(given)
+    for ask in (
+        lambda: source.reader(LOG_SCHEMA).partitions(),
+        lambda: source.streamReader(LOG_SCHEMA).initialOffset(),
+    ):
+        with pytest.raises(UsageError, match="holds no deployment") as caught:
+            ask()
+        assert any("topics create" in note for note in caught.value.__notes__)
+    assert [each.name for each in tmp_path.iterdir()] == ["photo"]

@@ -24,7 +24,7 @@ from forebay.coordination._api import (
 )
 from forebay.coordination._memory import MemoryCoordinator
 from forebay.coordination._memory_state import MemoryState
-from forebay.coordination._open import open_coordinator
+from forebay.coordination._open import is_there, open_coordinator
 from forebay.coordination._sqlite import SqliteCoordinator
 from forebay.kit.conditions import ABSENT, ANY
 
@@ -53,6 +53,7 @@ __all__ = [
     "WriteResult",
     "children",
     "directory_of",
+    "is_there",
     "open_coordinator",
     "validate_key",
 ]

@@ -23,7 +23,7 @@ from forebay.coordination._sqlite_file import make_durable_directory
 from forebay.errors import InvalidUrl, Unsupported
 from forebay.kit.clock import SystemClock
 
-__all__ = ["open_coordinator"]
+__all__ = ["is_there", "open_coordinator"]
 
 DATABASE_IN_DIRECTORY = Path(".forebay") / "coordination.db"
 """Where the embedded coordinator of a data directory keeps its keys."""
@@ -48,10 +48,19 @@ def open_coordinator(url: str | os.PathLike[str]) -> Coordinator:
     if scheme == "memory":
         return _open_memory(rest, text)
     if scheme == "sqlite":
-        return _open_sqlite(rest, text)
+        return SqliteCoordinator(_sqlite_path(rest, text), url=text)
     if scheme == "oxia":
         return _open_oxia(text)
     raise InvalidUrl(f"unknown coordinator scheme {scheme[:50]!r}", hint=f"use one of {_KNOWN}")
+
+
+def is_there(url: str | os.PathLike[str]) -> bool:
+    """Whether opening it makes no file: for who only reads. A server counts as there, and so does memory."""
+    text = os.fspath(url)
+    scheme, separator, rest = text.partition("://")
+    if not separator or isinstance(url, os.PathLike):
+        return (Path(os.path.expanduser(text)) / DATABASE_IN_DIRECTORY).is_file()  # noqa: PTH111 - as above
+    return scheme != "sqlite" or Path(_sqlite_path(rest, text)).is_file()
 
 
 def _refuse_half_a_scheme(path: str) -> None:
@@ -74,7 +83,7 @@ def _open_memory(name: str, url: str) -> Coordinator:
     return MemoryCoordinator(state=state, url=url)
 
 
-def _open_sqlite(rest: str, url: str) -> Coordinator:
+def _sqlite_path(rest: str, url: str) -> str:
     path = urllib.parse.unquote(rest)
     if "?" in rest or "#" in rest:
         raise InvalidUrl(f"{url!r}: a sqlite URL takes no options", hint="write %3F and %23 for ? and #")
@@ -83,9 +92,7 @@ def _open_sqlite(rest: str, url: str) -> Coordinator:
             f"{url!r} names no file",
             hint="three slashes: sqlite:///absolute/file.db or sqlite:///./relative.db",
         )
-    if path.startswith(("/./", "/../")):
-        path = path[1:]
-    return SqliteCoordinator(path, url=url)
+    return path[1:] if path.startswith(("/./", "/../")) else path
 
 
 def _open_directory(directory: Path) -> Coordinator:

@@ -12,6 +12,7 @@ silently change the first. Ranges are options, columns are chosen by the schema.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -23,6 +24,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from forebay._connect import check_there
 from forebay.errors import UsageError
 from forebay.spark._columns import LOG_SCHEMA, check_schema
 from forebay.spark._errors import with_hints
@@ -91,7 +93,7 @@ class ForebaySource(DataSource):
                 from forebay.spark._stream_source import StreamBatchReader, StreamOptions
 
                 return StreamBatchReader(StreamOptions.parse(options, streaming=False), chosen)
-            return LogBatchReader(LogOptions.parse(options, streaming=False), chosen)
+            return LogBatchReader(_of_what_is_there(LogOptions.parse(options, streaming=False)), chosen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """For `spark.readStream`."""
@@ -114,7 +116,7 @@ class ForebaySource(DataSource):
                 from forebay.spark._stream_source import StreamOptions, StreamStreamReader
 
                 return StreamStreamReader(StreamOptions.parse(options, streaming=True), chosen)
-            return LogStreamReader(LogOptions.parse(options, streaming=True), chosen)
+            return LogStreamReader(_of_what_is_there(LogOptions.parse(options, streaming=True)), chosen)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For `df.write`."""
@@ -139,6 +141,14 @@ class ForebaySource(DataSource):
             from forebay.spark._log_sink import LogSinkOptions, LogStreamWriter
 
             return LogStreamWriter(LogSinkOptions.parse(self._options, schema))
+
+
+def _of_what_is_there(options: LogOptions) -> LogOptions:
+    """The options, where reading makes no file: a directory of something else would get a coordinator."""
+    deployment = options.deployment
+    if deployment.coordinator is not None or Path(deployment.path).is_dir():
+        check_there(deployment.path, deployment.coordinator)
+    return options
 
 
 def _check_append(overwrite: bool, options: Options) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -50,6 +51,13 @@ def test_topics_that_are_not_to_be_compacted_are_left_alone_unless_they_are_name
         bay.topics.alter("orders", settings=TopicSettings(compaction=False))
     assert [each.topic for each in compact(place, config=NOW)] == ["clicks"]
     assert [each.topic for each in compact(place, topic="orders", config=NOW)] == ["orders"] * 3
+
+
+def test_a_job_over_a_directory_of_something_else_makes_nothing_in_it(tmp_path: Path) -> None:
+    (tmp_path / "photo").touch()
+    with pytest.raises(UsageError, match="holds no deployment"):
+        verify(Place(str(tmp_path)))
+    assert [each.name for each in tmp_path.iterdir()] == ["photo"]
 
 
 def test_vacuum_here_is_the_vacuum_of_the_command(place: Place) -> None:
