@@ -204,3 +204,11 @@ def test_tables_live_in_a_bucket(seaweed: SeaweedServer, bed: Bed, kind: str) ->
 
         uri, options = storage_of(url)
         assert DeltaTable(uri, storage_options=options).to_pyarrow_table().num_rows == 60
+
+
+def test_an_export_of_a_directory_of_something_else_makes_nothing_in_it(tmp_path: Path) -> None:
+    (tmp_path / "photo").touch()
+    source = SourceSpec.parse("orders", str(tmp_path), None)
+    with pytest.raises(UsageError, match="holds no deployment"):
+        export(ExportConfig(source, TargetSpec.parse(f"delta:{tmp_path}/table")))
+    assert [each.name for each in tmp_path.iterdir()] == ["photo"]

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from forebay._connect import Parts, check_there, open_parts
+from forebay._connect import Parts, open_parts
 from forebay._loop_thread import LoopThread
 from forebay.kit.clock import SystemClock
 from forebay.kit.ids import IdSource
@@ -63,7 +63,7 @@ class Clients:
             return self._stores[url]
 
     def parts(self, store: str, coordinator: str | None) -> Parts:
-        """A deployment that is there. Raises `UsageError` for one that is not."""
+        """A deployment."""
 
         async def make() -> Parts:
             return open_parts(store, coordinator)
@@ -71,7 +71,6 @@ class Clients:
         with self._lock:
             key = (store, coordinator)
             if key not in self._parts:
-                check_there(store, coordinator)
                 self._parts[key] = self.run(make())
             return self._parts[key]
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from forebay._connect import check_there
 from forebay.buffer import BufferConfig, Consumer, Reader, ResumeRefused
 from forebay.coordination import SCAN_RECORDS_MAX
 from forebay.errors import NotFound
@@ -90,6 +91,7 @@ class LogSource:
     def __init__(self, spec: SourceSpec, clients: Clients) -> None:
         self._spec = spec
         self._clients = clients
+        check_there(spec.store, spec.coordinator)
         self._reader = clients.reader(spec.store, spec.coordinator)
         self._parts = clients.parts(spec.store, spec.coordinator)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay._connect import Parts
+from forebay._connect import Parts, check_there
 from forebay.log import Catalog
 from forebay.log._references import LogObjects
 from forebay.spark.export._clients import Clients, clients
@@ -22,7 +22,9 @@ class Place:
     """URL of the coordinator; None: the embedded one of the directory."""
 
     def opened(self) -> tuple[Clients, Parts]:
-        """The clients of this process, and the deployment as they have it open."""
+        """The clients of this process, and the deployment as they have it open. Raises `UsageError` where
+        there is none."""
+        check_there(self.store, self.coordinator)
         mine = clients()
         return mine, mine.parts(self.store, self.coordinator)
 
