@@ -14,9 +14,10 @@ import pytest
 
 import forebay
 from forebay.errors import UsageError
+from forebay.formats.bytes_batch import HEADERS_TYPE
 from forebay.log import CompactorConfig, LogWriter, TopicSettings
 from forebay.spark.export._spread import spread
-from forebay.spark.jobs import Place, compact, replay, vacuum, verify
+from forebay.spark.jobs import Place, ReplayTrimmed, compact, replay, vacuum, verify
 from forebay.spark.jobs import _replay as replay_module
 
 pytestmark = pytest.mark.xdist_group("export")
@@ -140,7 +141,7 @@ def test_chunks_of_a_replay_end_by_bytes_wherever_batches_do(records_max: int) -
             for batch in table.to_batches(max_chunksize=rows):
                 yield batch
 
-        chunks = [chunk async for chunk in replay_module._chunks(batches(), records_max, 20)]
+        chunks = [chunk async for chunk in replay_module._chunks(batches(), records_max, 20, False)]
         return [[len(value) for value in chunk.column("value").to_pylist()] for chunk in chunks]
 
     found = asyncio.run(cut(1))
@@ -154,7 +155,45 @@ def test_chunks_of_a_replay_end_by_bytes_wherever_batches_do(records_max: int) -
 def test_a_plan_of_the_first_version_is_followed_as_it_was_made() -> None:
     fields = {"source": "a", "target": "b", "from_ms": 0, "to_ms": 1, "chunk_records": 5_000}
     old = json.dumps({**fields, "target_partitions": 1, "ranges": []}).encode()
-    assert replay_module._decode(old, "plan").chunk_bytes == sys.maxsize
+    plan = replay_module._decode(old, "plan")
+    assert (plan.chunk_bytes, plan.counts_headers) == (sys.maxsize, False)
+
+
+@pytest.mark.parametrize("rows", range(1, 8))
+def test_headers_count_among_the_bytes_of_a_chunk(rows: int) -> None:
+    """Values of nothing with a megabyte of headers each made one append of five thousand."""
+    headers = [None, [("h", bytes(11))], [], [("h", None)] * 2, [("name", bytes(1_000))], None, [("h", b"")]]
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS_TYPE)])
+    table = pa.table([[None] * 7, [b""] * 7, headers], schema=schema)
+
+    async def batches() -> AsyncIterator[pa.RecordBatch]:
+        for batch in table.to_batches(max_chunksize=rows):
+            yield batch
+
+    async def cut() -> list[int]:
+        return [chunk.num_rows async for chunk in replay_module._chunks(batches(), 1_000, 20, True)]
+
+    # Their sizes are 0, 20, 0, 18, 1,012, 0 and 9.
+    assert asyncio.run(cut()) == [2, 3, 2]
+
+
+def test_a_replay_whose_source_was_trimmed_says_that_it_cannot_end(
+    place: Place, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deadly(self: LogWriter, groups: Any) -> Any:
+        raise RuntimeError("died on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogWriter, "append_shared", deadly)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            replay(place, "orders", target, job="j1", from_ms=0, to_ms=FAR)
+    with forebay.connect(place.store) as bay:
+        bay.trim("orders", partition=1, offset=10)
+    for _ in range(2):
+        wanted = r"orders:1: job 'j1' is to replay offsets 1 to 21, and the source now begins at 10"
+        with pytest.raises(ReplayTrimmed, match=wanted) as caught:
+            replay(place, "orders", target, job="j1", from_ms=0, to_ms=FAR)
+        assert "another topic under a new job id" in caught.value.hint
 
 
 def test_a_replay_of_a_time_range_takes_what_was_appended_then(place: Place, target: str) -> None:

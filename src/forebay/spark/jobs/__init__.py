@@ -4,7 +4,7 @@ from forebay.spark.export._spread import spread
 from forebay.spark.jobs._compact import CompactedPartition, compact
 from forebay.spark.jobs._loadtest import LoadtestReport, analyse_loadtest
 from forebay.spark.jobs._place import Place
-from forebay.spark.jobs._replay import ReplayedPartition, replay
+from forebay.spark.jobs._replay import ReplayedPartition, ReplayTrimmed, replay
 from forebay.spark.jobs._vacuum import vacuum
 from forebay.spark.jobs._verify import verify
 
@@ -12,6 +12,7 @@ __all__ = [
     "CompactedPartition",
     "LoadtestReport",
     "Place",
+    "ReplayTrimmed",
     "ReplayedPartition",
     "analyse_loadtest",
     "compact",

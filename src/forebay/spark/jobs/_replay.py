@@ -13,6 +13,8 @@
     two tasks for one partition           both append the same chunks under the same numbers
     killed after the last chunk           the same; `done` is written behind it, so that a job run again
                                           when the target has forgotten the producer changes nothing
+    the range is trimmed meanwhile        `ReplayTrimmed`, for good: where a chunk begins follows from all
+                                          that are before it
 
 Partition p goes to partition p modulo the target's number, so records keep their order. Keys, timestamps and
 headers are kept.
@@ -33,9 +35,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.errors import FormatError, NotFound, PreconditionFailed, UsageError
+from forebay.errors import ForebayError, FormatError, NotFound, PreconditionFailed, UsageError
 from forebay.formats.bytes_batch import BytesBatch
-from forebay.log import AppendGroup, Catalog, LogReader, LogWriter, OutOfSequence
+from forebay.log import AppendGroup, Catalog, LogReader, LogWriter, OffsetOutOfRange, OutOfSequence
 from forebay.spark.export._spread import spread
 from forebay.spark.jobs._place import Place
 from forebay.storage import ABSENT, ObjectStore
@@ -43,12 +45,15 @@ from forebay.storage import ABSENT, ObjectStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ReplayedPartition", "replay", "replay_partition"]
+__all__ = ["ReplayTrimmed", "ReplayedPartition", "replay", "replay_partition"]
 
 CHUNK_RECORDS: Final = 5_000
 """Records of one append. Part of the plan, so it may change between versions."""
 CHUNK_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of keys and values at which an append ends, with the record that reaches them. Part of the plan."""
+"""Bytes of keys, values and headers at which an append ends, with the record that reaches them. Part of the
+plan."""
+HEADER_BYTES: Final = 8
+"""What a header counts for beside its name and its value."""
 PREFIX: Final = "forebay-jobs/replay"
 JOB_CHARS_MAX: Final = 100
 """Longest id of a replay."""
@@ -70,6 +75,25 @@ class _Plan(msgspec.Struct, frozen=True):
     ranges: list[_Range]
     chunk_bytes: int = sys.maxsize
     """Not in the plans of the first version."""
+    counts_headers: bool = False
+    """Whether they are part of `chunk_bytes`; not in the plans of the first versions."""
+
+
+class ReplayTrimmed(ForebayError):
+    """The source no longer has all records of a replay that was planned, and begun."""
+
+    final = True
+    """A second attempt of the task would meet it again."""
+
+    def __init__(self, subject: str, job: str, *, start: int, end: int, earliest: int) -> None:
+        super().__init__(
+            f"{subject}: job {job!r} is to replay offsets {start:,} to {end:,}, and the source now begins at "
+            f"{earliest:,}",
+            hint="it cannot be ended any more, and what it appended stays: replay what is left into another "
+            "topic under a new job id, and keep records longer than replays take",
+        )
+        self.subject = subject
+        self.earliest = earliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +152,7 @@ async def _planned(
             start = await reader.offset_for_time(source, number, from_ms)
             ranges.append(_Range(number, start, await reader.offset_for_time(source, number, to_ms)))
         partitions = (await catalog.describe(target)).partitions
-        plan = _Plan(source, target, from_ms, to_ms, CHUNK_RECORDS, partitions, ranges, CHUNK_BYTES)
+        plan = _Plan(source, target, from_ms, to_ms, CHUNK_RECORDS, partitions, ranges, CHUNK_BYTES, True)
         try:
             await store.put(key, msgspec.json.encode(plan), ABSENT)
         except PreconditionFailed:
@@ -154,8 +178,14 @@ def replay_partition(place: Place, job: str, plan: _Plan, wanted: _Range) -> Rep
     reader = mine.reader(place.store, place.coordinator)
     batches = reader.scan(plan.source, wanted.partition, wanted.start, wanted.end)
     writer = mine.writer(place.store, place.coordinator)
-    chunks = _chunks(batches, plan.chunk_records, plan.chunk_bytes)
-    return mine.run(_append_all(parts.store, writer, chunks, job, plan, wanted))
+    chunks = _chunks(batches, plan.chunk_records, plan.chunk_bytes, plan.counts_headers)
+    try:
+        return mine.run(_append_all(parts.store, writer, chunks, job, plan, wanted))
+    except OffsetOutOfRange as error:
+        subject = f"{plan.source}:{wanted.partition}"
+        raise ReplayTrimmed(
+            subject, job, start=wanted.start, end=wanted.end, earliest=error.earliest
+        ) from error
 
 
 async def _append_all(
@@ -193,7 +223,9 @@ async def _append_all(
     return ReplayedPartition(*told, appended=appended, found=count - appended)
 
 
-async def _chunks(batches: AsyncIterator[pa.RecordBatch], records: int, size: int) -> AsyncIterator[pa.Table]:
+async def _chunks(
+    batches: AsyncIterator[pa.RecordBatch], records: int, size: int, counts_headers: bool
+) -> AsyncIterator[pa.Table]:
     """The same records as tables, however they lie in the log: each ends with the record that makes so many,
     or reaches so many bytes."""
     waiting: list[pa.RecordBatch] = []
@@ -201,10 +233,10 @@ async def _chunks(batches: AsyncIterator[pa.RecordBatch], records: int, size: in
     async for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
-        held += int(_sizes(batch).sum())
+        held += int(_sizes(batch, counts_headers).sum())
         while rows >= records or held >= size:
             table = pa.Table.from_batches(waiting)
-            ends = np.cumsum(_sizes(table))
+            ends = np.cumsum(_sizes(table, counts_headers))
             count = min(records, int(np.searchsorted(ends, size)) + 1)
             yield table.slice(0, count)
             waiting = table.slice(count).to_batches()
@@ -214,10 +246,23 @@ async def _chunks(batches: AsyncIterator[pa.RecordBatch], records: int, size: in
         yield pa.Table.from_batches(waiting)
 
 
-def _sizes(records: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
-    """Bytes of the key and the value of each record."""
-    lengths = [pc.binary_length(records.column(name)).fill_null(0) for name in ("key", "value")]
-    return np.asarray(pc.add(*(each.cast(pa.int64()) for each in lengths)))
+def _sizes(records: pa.RecordBatch | pa.Table, counts_headers: bool) -> npt.NDArray[np.int64]:
+    """Bytes of the key and the value of each record, and of its headers where they count."""
+    found = _lengths(records.column("key")) + _lengths(records.column("value"))
+    return found + _header_sizes(records.column("headers")) if counts_headers else found
+
+
+def _lengths(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    return np.asarray(pc.binary_length(column).fill_null(0).cast(pa.int64()))
+
+
+def _header_sizes(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    last = np.cumsum(np.asarray(lists.value_lengths().fill_null(0)))
+    entries = lists.flatten()
+    each = _lengths(entries.field("key")) + _lengths(entries.field("value")) + HEADER_BYTES
+    ends = np.concatenate([[0], np.cumsum(each)])[last]
+    return np.asarray(np.diff(ends, prepend=0), np.int64)
 
 
 def _batch(chunk: pa.Table) -> BytesBatch:
