@@ -407,6 +407,15 @@ def test_an_avro_array_whose_elements_take_no_bytes_is_refused() -> None:
             arrow_schema_of(json.dumps({"type": "record", "name": "R", "fields": [field]}))
 
 
+def test_an_avro_fixed_of_no_bytes_is_refused() -> None:
+    """Six bytes could ask for an array of a billion of them."""
+    fixed = {"type": "fixed", "name": "F", "size": 0}
+    for kind in (fixed, {"type": "array", "items": fixed}, {"type": "array", "items": ["null", fixed]}):
+        schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]})
+        with pytest.raises(UsageError, match="'F' is an Avro fixed of no bytes"):
+            AvroDecoder(schema)
+
+
 def test_recursive_records_and_wide_unions_are_refused() -> None:
     node: dict[str, Any] = {"type": "record", "name": "N", "fields": [{"name": "n", "type": ["null", "N"]}]}
     with pytest.raises(UsageError, match="contains itself"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import struct
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.spark.export.bed import KINDS, Bed, order
 
 import forebay
 from forebay.errors import LimitExceeded
-from forebay.spark.export import export
+from forebay.spark.export import _arrow, _task, export
 from forebay.spark.export._files import file_name
 from forebay.spark.export._json import BRACKETS_MAX, JsonDecoder
 from forebay.spark.export._types import COLUMNS_MAX, NESTING_MAX
@@ -133,6 +134,86 @@ def test_rows_that_take_no_bytes_are_bounded(bed: Bed) -> None:
     [dead] = bed.read_topic("dead")
     reason = {each["key"]: each["value"] for each in dead["headers"]}["forebay-reason"]
     assert reason == b"10,000,000,000,000 rows in one value, of 10,000,000 at most"
+
+
+def packed(table: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(out, table.schema, options=options) as stream:
+        stream.write_table(table)
+    return bytes(out.getvalue().to_pybytes())
+
+
+def nested(values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+
+
+LONG = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int8()), pa.array(["x" * 100_000]))
+SWELLING = {
+    "compressed": packed(pa.table({"id": pa.array([0] * 500_000, pa.int64())})),
+    "a dictionary": ipc(pa.table({"who": LONG})),
+    "a dictionary of large texts": ipc(
+        pa.table({"who": pa.DictionaryArray.from_arrays(LONG.indices, LONG.dictionary.cast("large_string"))})
+    ),
+    "a dictionary in a list": ipc(pa.table({"who": nested(LONG)})),
+    "a dictionary of numbers": packed(
+        pa.table({"id": pa.array([7] * 500_000, pa.int64()).dictionary_encode()})
+    ),
+    "a list of nulls": ipc(pa.table({"id": nested(pa.nulls(10_000_000))})),
+    "a list of so many nulls": ipc(
+        pa.table({"id": pa.FixedSizeListArray.from_arrays(pa.nulls(10_000_000), 10_000_000)})
+    ),
+    "a struct of them": ipc(pa.table({"x": pa.StructArray.from_arrays([LONG], ["who"])})),
+}
+
+
+@pytest.mark.parametrize("what", SWELLING)
+def test_a_value_that_becomes_much_is_bad_alone(bed: Bed, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some kilobytes of zstd, or of a dictionary, took all memory of whoever exported them."""
+    monkeypatch.setattr(_arrow, "VALUE_BYTES_MAX", 1 << 20)
+    bed.send([ipc(TEXTS), SWELLING[what], packed(TEXTS)])
+    report = export(bed.config(format="arrow", dead_letter="topic:dead"))
+    assert (report.rows, report.dead_letters) == (6, 1)
+    [dead] = bed.read_topic("dead")
+    reason = {each["key"]: each["value"] for each in dead["headers"]}["forebay-reason"]
+    assert re.fullmatch(rb"[\d,]+ bytes unpacked in one value, of 1,048,576 at most", reason)
+
+
+def test_views_that_show_the_same_again_and_again_are_added_up() -> None:
+    text = "x" * 1_000
+    views = pa.array([text, None, text], pa.string_view())
+    assert 2_000 <= _arrow._bytes_of(views) <= 2_100
+    assert 1_000 <= _arrow._bytes_of(views.slice(1)) <= 1_100
+
+
+@pytest.mark.parametrize("name", ["_arrow.PORTION_BYTES_MAX", "_task.HELD_BYTES_MAX"])
+def test_values_that_are_much_together_are_decoded_and_written_by_and_by(
+    bed: Bed, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [ipc(pa.table({"id": [number, number]})) for number in range(20)]
+    values[3] = values[17] = b"broken"
+    bed.send(values)
+    monkeypatch.setattr(f"forebay.spark.export.{name}", 1)
+    report = export(bed.config(format="arrow", dead_letter="topic:dead"))
+    assert (report.rows, report.dead_letters) == (36, 2)
+    assert sorted(bed.rows().column("id").to_pylist()) == sorted(
+        [number for number in range(20) if number not in (3, 17)] * 2
+    )
+    assert [row["value"] for row in bed.read_topic("dead")] == [b"broken"] * 2
+
+
+def test_rows_that_are_too_many_to_be_held_go_into_several_files(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_arrow, "PORTION_BYTES_MAX", 1)
+    monkeypatch.setattr(_task, "HELD_BYTES_MAX", 1)
+    bed.send([ipc(pa.table({"id": [number]})) for number in range(5)])
+    report = export(bed.config(format="arrow"))
+    assert (report.rows, report.files) == (5, 5)
+    bed.send([ipc(pa.table({"id": [5], "new": ["x"]})), ipc(pa.table({"id": [6]}))])
+    assert export(bed.config(format="arrow")).added_columns == ["new"]
+    found = {row["id"]: row["new"] for row in bed.rows().to_pylist()}
+    assert found == {0: None, 1: None, 2: None, 3: None, 4: None, 5: "x", 6: None}
 
 
 def test_nanoseconds_become_microseconds(bed: Bed) -> None:

@@ -243,6 +243,11 @@ def _arrow_type(schema: Any, names: dict[str, pa.DataType | None]) -> pa.DataTyp
             raise UsageError(f"{schema!r} contains itself", hint="a table has no recursive columns")
         return found
     kind, logical = schema["type"], schema.get("logicalType")
+    if kind == "fixed" and not schema["size"]:
+        # As for an array of nulls: of nothing there may be any number.
+        raise UsageError(
+            f"{schema['name']!r} is an Avro fixed of no bytes", hint="leave it out of the schema"
+        )
     if logical == "decimal":
         return _decimal(schema, names)
     if logical is not None:

@@ -55,6 +55,8 @@ class Decoded:
     """Columns that were seen and that the wanted schema does not have, or has with fewer fields inside."""
     dropped: frozenset[str] = frozenset()
     """Fields inside of a wanted column that its type has no place for, as `column.field`."""
+    count: int | None = None
+    """Records that were looked at, from the first on; the others come again. None: all of them."""
 
 
 class Decoder(Protocol):

@@ -32,6 +32,8 @@ __all__ = ["decoder_of", "payload_of", "run_task"]
 
 CHUNK_BYTES: Final = 16 * 1024 * 1024
 """Bytes of records decoded at a time: small appends are put together, which the parsers like."""
+HELD_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Bytes of decoded rows at which a task writes its files, and goes on with further ones."""
 TIME_MS_MIN: Final = -62_135_596_800_000
 TIME_MS_MAX: Final = 253_402_300_799_999
 """The first and the last millisecond of the years 1 to 9999."""
@@ -71,6 +73,8 @@ class _Run:
         self._payload = payload_of(task.schema, self._partitioning)
         self._decoder = decoder_of(config)
         self._tables: list[pa.Table] = []
+        self._held = 0
+        self._files: list[DataFile] = []
         self._dead: list[pa.Table] = []
         self._dead_count = 0
         self._missing: Seen = {}
@@ -87,7 +91,8 @@ class _Run:
         ignored = tuple(sorted(lacking | self._dropped))
         if wanted:
             return TaskResult(self._task.number, missing_columns=wanted, ignored_columns=ignored)
-        files = self._write() if any(table.num_rows for table in self._tables) else ()
+        self._write()
+        files = tuple(self._files)
         return TaskResult(
             self._task.number,
             files,
@@ -113,18 +118,28 @@ class _Run:
             self._bytes += records.column("value").nbytes
             # As it is, a value needs no neighbour: chunks are copied together only to be parsed.
             raw = self._config.format == "raw"
-            values, keys = records.column("value"), records.column("key")
-            decoded = self._decoder.decode(values if raw else _plain(values), keys, self._payload)
-            add_seen(self._missing, decoded.missing)
-            self._dropped |= decoded.dropped
-            table = self._with_metadata(records, decoded)
-            # Delta keeps the values of partitions in its log, the others in the names of directories.
-            folders = self._config.target.kind != "delta"
-            if outside := self._partitioning.misplaced(table, folders=folders):
-                table = _without(table, decoded, outside)
-            self._tables.append(table)
-            self._bury(span.lane, records, decoded)
+            while records.num_rows:
+                values, keys = records.column("value"), records.column("key")
+                decoded = self._decoder.decode(values if raw else _plain(values), keys, self._payload)
+                self._keep(span.lane, records, decoded)
+                records = records.slice(records.num_rows if decoded.count is None else decoded.count)
         self._records[span.lane] = self._records.get(span.lane, 0) + count
+
+    def _keep(self, lane: str, records: pa.Table, decoded: Decoded) -> None:
+        add_seen(self._missing, decoded.missing)
+        self._dropped |= decoded.dropped
+        table = self._with_metadata(records, decoded)
+        # Delta keeps the values of partitions in its log, the others in the names of directories.
+        folders = self._config.target.kind != "delta"
+        if outside := self._partitioning.misplaced(table, folders=folders):
+            table = _without(table, decoded, outside)
+        self._tables.append(table)
+        self._bury(lane, records, decoded)
+        self._held += table.nbytes
+        if self._held >= HELD_BYTES_MAX:
+            if self._config.new_columns == "add" and self._new_columns():
+                self._tables.clear()  # The task is run again when the table has the columns.
+            self._write()
 
     def _with_metadata(self, records: pa.Table, decoded: Decoded) -> pa.Table:
         kept = records.select(["topic", "partition", "offset", "timestamp"])
@@ -178,20 +193,21 @@ class _Run:
             if name in known or (is_name(name) and name.lower() not in taken)
         }
 
-    def _write(self) -> tuple[DataFile, ...]:
-        table = self._partitioning.add(pa.concat_tables(self._tables))
+    def _write(self) -> None:
+        tables, self._tables, self._held = self._tables, [], 0
+        if not any(table.num_rows for table in tables):
+            return
+        table = self._partitioning.add(pa.concat_tables(tables))
         table = table.select(self._task.schema.names)
         kind = self._config.target.kind
         store = self._clients.store(self._store)
-        files = []
         for partition, rows in self._partitioning.cut(table):
             # Iceberg reads the partition from the file; the others keep it outside.
             body = rows if kind == "iceberg" else rows.drop_columns(list(partition))
             data, footer = encode_parquet(body, self._config.compression)
             path = file_name(partition, hive=kind != "delta")
             self._clients.run(store.put(path, memoryview(data), ABSENT))
-            files.append(describe(path, data, footer, partition))
-        return tuple(files)
+            self._files.append(describe(path, data, footer, partition))
 
 
 def _without(table: pa.Table, decoded: Decoded, outside: Mapping[int, str]) -> pa.Table:
