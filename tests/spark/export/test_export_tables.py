@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.spark.export.bed import KINDS, Bed, all_places, order, places
+from tests.spark.export.bed import KINDS, Bed, all_places, order, places, read_table
 
 import forebay
 from forebay.errors import LimitExceeded, UsageError
@@ -21,6 +21,7 @@ from forebay.spark.export import (
     Exporter,
     ExportReport,
     RecordsTrimmed,
+    TargetSpec,
     export,
     export_forever,
     local_runner,
@@ -351,6 +352,50 @@ def test_too_many_bad_records_are_a_wrong_format(bed: Bed) -> None:
     bed.send([b"x" * 1000] * 100)
     with pytest.raises(LimitExceeded, match="bad records"):
         export(bed.config(dead_letter="topic:dead", dead_letter_bytes_max=10_000))
+
+
+@pytest.mark.parametrize("place", ["topic", "delta"])
+def test_the_driver_takes_only_so_many_bad_records_for_one_commit(
+    bed: Bed, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all tasks were in its memory at once, each with as many as a task may have."""
+    monkeypatch.setattr("forebay.spark.export._exporter.COMMIT_DEAD_BYTES_MAX", 5_000)
+    keep, taken = Exporter._keep_dead, []
+
+    def watched(self: Exporter, plan: Any, results: Any) -> None:
+        taken.append(sum(result.dead_count for result in results))
+        keep(self, plan, results)
+
+    monkeypatch.setattr(Exporter, "_keep_dead", watched)
+    bad = [b"bad-%02d" % number + bytes(1_000) for number in range(24)]
+    for number, each in enumerate(bad):
+        bed.send([order(number), each], partition=number % bed.partitions)
+    dead = "topic:dead" if place == "topic" else f"delta:{bed.directory}/dead"
+    report = export(bed.config(dead_letter=dead, dead_letter_bytes_max=2_500, task_bytes_max=1))
+    assert (report.rows, report.dead_letters) == (24, 24)
+    assert sorted(bed.rows().column("id").to_pylist()) == list(range(24))
+    found = bed.read_topic("dead") if place == "topic" else read_table(TargetSpec.parse(dead)).to_pylist()
+    assert sorted(row["value"] for row in found) == bad
+    assert max(taken) <= 5 and sum(taken) == 24
+
+
+def test_bad_records_without_a_place_are_counted_and_not_collected(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = Exporter._keep_dead
+    taken: list[int] = []
+
+    def watched(self: Exporter, plan: Any, results: Any) -> None:
+        taken.extend(len(result.dead) for result in results)
+        keep(self, plan, results)
+
+    monkeypatch.setattr(Exporter, "_keep_dead", watched)
+    bed.fill(1)
+    bed.send([b"x" * 1_000] * 100)
+    with pytest.raises(BadRecords, match="100 records cannot be decoded: orders:0") as caught:
+        export(bed.config())
+    assert len(caught.value.examples) == 3
+    assert max(taken) < 10_000
 
 
 def test_a_dead_letter_topic_that_is_the_source_is_refused(bed: Bed) -> None:

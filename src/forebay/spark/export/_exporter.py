@@ -13,6 +13,7 @@ there already, and are recognised; the other way round they would be lost.
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from forebay.spark.export._config import ExportConfig
 from forebay.spark.export._dead import DeadLetters, open_dead_letters
 from forebay.spark.export._decode import Seen, add_seen, fields_beside
 from forebay.spark.export._errors import BadRecords, CommitConflict, RecordsTrimmed
-from forebay.spark.export._facts import DEAD_SCHEMA, METADATA, Span, Task, TaskResult
+from forebay.spark.export._facts import DEAD_SCHEMA, EXAMPLES_MAX, METADATA, Span, Task, TaskResult
 from forebay.spark.export._partitioning import Partitioning
 from forebay.spark.export._sources import Lane, Source, open_source
 from forebay.spark.export._tables import Commit, Handle, commit_once, open_table
@@ -54,8 +55,9 @@ INFER_RECORDS: Final = 10_000
 """Records looked at to find the columns of a new table."""
 RAW: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 """Columns of values that are left as they are."""
-EXAMPLES_MAX: Final = 3
-"""Bad records named in an error."""
+COMMIT_DEAD_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Bytes of bad records that the driver takes for one commit, from more than one task. Where there are more,
+the commit is made of fewer tasks."""
 CONFLICT_POLICY: Final = RetryPolicy(attempts_max=100, base_ms=50, cap_ms=2_000)
 
 
@@ -159,10 +161,16 @@ class Exporter:
         plan = self._plan(handle, goal, report)
         if not plan:
             return False
-        results = self._run(handle, plan)
+        tasks = self._tasks(handle, plan)
+        plan = _first(plan, sum(len(task.spans) for task in tasks))
+        results = self._run(handle, tasks)
         if results is None:
             report.added_columns += [name for name in self._added if name not in report.added_columns]
             return True
+        if any(result.has_too_many_dead for result in results):
+            self._tasks_max = max(COMMIT_DEAD_BYTES_MAX // self.config.dead_letter_bytes_max, 1)
+            return True
+        self._tasks_max = min(2 * self._tasks_max, sys.maxsize)
         self._check_complete(plan, results)
         self._keep_dead(plan, results)
         self._commit(handle, plan, results, report)
@@ -269,18 +277,21 @@ class Exporter:
         if self._dead is not None:
             self._dead.begin(handle)
             floors = {each.lane: self._dead.floor(each.lane) for each in plan}
-        return [
-            Task(number, tuple(some), handle.schema, floors)
-            for number, some in enumerate(_bundled(spans, size, self._parallelism))
-        ]
+        bundles = _bundled(spans, size, self._parallelism)[: self._tasks_max]
+        # One alone may have all that a task may have: there is none that could be left to the next commit.
+        dead = COMMIT_DEAD_BYTES_MAX // len(bundles) if len(bundles) > 1 else sys.maxsize
+        return [Task(number, tuple(some), handle.schema, floors, dead) for number, some in enumerate(bundles)]
 
     # -- the work
 
     _added: Sequence[str] = ()
 
-    def _run(self, handle: Handle, plan: Sequence[_Range]) -> list[TaskResult] | None:
+    _tasks_max: int = sys.maxsize
+    """Tasks of one commit: few where there were too many bad records for more, and then twice as many each
+    time."""
+
+    def _run(self, handle: Handle, tasks: Sequence[Task]) -> list[TaskResult] | None:
         """The results of all tasks; None where columns had to be added first."""
-        tasks = self._tasks(handle, plan)
         self._step("planned", 0, len(tasks))
         done = 0
 
@@ -432,6 +443,20 @@ def _within(ranges: list[_Range], bytes_max: int) -> list[_Range]:
                 each.end = each.spans[-1].end
                 break
     return ranges
+
+
+def _first(ranges: list[_Range], count: int) -> list[_Range]:
+    """The ranges with the first so many spans of all; those that have none to read stay."""
+    kept = []
+    for each in ranges:
+        if len(each.spans) > count:
+            each.spans = each.spans[:count]
+            if not count:
+                continue
+            each.end = each.spans[-1].end
+        count -= len(each.spans)
+        kept.append(each)
+    return kept
 
 
 def _bundled(spans: Sequence[Span], size: int, slots: int = 1) -> list[list[Span]]:

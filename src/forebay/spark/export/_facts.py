@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["DEAD_SCHEMA", "METADATA", "DataFile", "Span", "Task", "TaskResult"]
+__all__ = ["DEAD_SCHEMA", "EXAMPLES_MAX", "METADATA", "DataFile", "Span", "Task", "TaskResult"]
+
+EXAMPLES_MAX: Final = 3
+"""Bad records named in an error."""
 
 METADATA = pa.schema(
     [
@@ -55,6 +60,8 @@ class Task:
     """Columns of the table now, in order, those it is partitioned by included."""
     dead_from: Mapping[str, int] = field(default_factory=dict)
     """Per lane the position below which bad records are known to be kept already."""
+    dead_bytes_max: int = sys.maxsize
+    """Bytes of bad records that the driver takes from this task."""
 
     @property
     def bytes(self) -> int:
@@ -90,6 +97,9 @@ class TaskResult:
     """Bad records, as an Arrow IPC stream of `DEAD_SCHEMA`; empty where there are none."""
     dead_count: int = 0
     """Bad records met, those that were kept by an earlier round included."""
+    has_too_many_dead: bool = False
+    """Whether their bytes are more than the driver takes. There is nothing else here: run fewer tasks at
+    once."""
     missing_columns: Mapping[str, Mapping[pa.DataType, int]] = field(default_factory=dict)
     """Columns that the table lacks, the types they were seen with, and in how many rows. Nothing was written:
     add them, and run again."""

@@ -20,7 +20,7 @@ from forebay.spark.export._avro import AvroDecoder
 from forebay.spark.export._clients import Clients, clients
 from forebay.spark.export._config import ExportConfig
 from forebay.spark.export._decode import Decoded, Decoder, RawDecoder, Seen, add_seen
-from forebay.spark.export._facts import DEAD_SCHEMA, METADATA, DataFile, Span, Task, TaskResult
+from forebay.spark.export._facts import DEAD_SCHEMA, EXAMPLES_MAX, METADATA, DataFile, Span, Task, TaskResult
 from forebay.spark.export._files import describe, encode_parquet, file_name
 from forebay.spark.export._json import JsonDecoder
 from forebay.spark.export._partitioning import Partitioning
@@ -91,19 +91,19 @@ class _Run:
         ignored = tuple(sorted(lacking | self._dropped))
         if wanted:
             return TaskResult(self._task.number, missing_columns=wanted, ignored_columns=ignored)
+        if sum(table.nbytes for table in self._dead) > self._task.dead_bytes_max:
+            return TaskResult(self._task.number, has_too_many_dead=True)
         self._write()
-        files = tuple(self._files)
         return TaskResult(
             self._task.number,
-            files,
+            tuple(self._files),
             self._records,
-            sum(file.rows for file in files),
+            sum(file.rows for file in self._files),
             self._dead_letters(),
             self._dead_count,
-            {},
-            ignored,
-            self._bytes,
-            time.thread_time() - began,
+            ignored_columns=ignored,
+            bytes_read=self._bytes,
+            cpu_s=time.thread_time() - began,
         )
 
     def _read(self, span: Span) -> None:
@@ -161,6 +161,8 @@ class _Run:
         dead = dead.append_column("reason", pa.array([reason for _, reason in bad], pa.string()))
         floor = self._task.dead_from.get(lane, 0)
         dead = dead.filter(pc.greater_equal(dead.column("offset"), floor)).cast(DEAD_SCHEMA)
+        if self._config.dead_letter is None:  # They are told, and not kept.
+            dead = dead.slice(0, EXAMPLES_MAX - sum(table.num_rows for table in self._dead))
         self._dead.append(dead)
         size = sum(table.nbytes for table in self._dead)
         if size > self._config.dead_letter_bytes_max:
