@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 import pytest
@@ -11,11 +12,11 @@ from pyspark.sql import SparkSession
 
 from forebay.log import Span
 from forebay.spark._log_plan import (
+    LARGE_TASK,
     ROW_COST,
     TASK_COST_MAX,
     TASK_COST_MIN,
     TASKS_AIM,
-    TASKS_PER_SLOT,
     LogTask,
     bundled,
 )
@@ -58,15 +59,38 @@ def test_every_record_is_in_one_task_in_order(sizes: list[tuple[int, int]], task
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 8])
-def test_slots_that_are_known_get_a_few_tasks_each_all_alike(
+def test_slots_that_are_known_get_a_large_and_a_small_task_each(
     monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
     monkeypatch.setenv(SLOTS_VARIABLE, str(slots))
-    spans = spans_of([(1_000 * slots, 1_000_000 * slots)] * 300)
-    tasks = list(bundled(spans))
-    assert len(tasks) == TASKS_PER_SLOT * slots
-    found = costs(tasks, 1_000)
-    assert max(found) - min(found) <= 2 * 1_000 * slots * (1_000 + ROW_COST)
+    tasks = bundled(spans_of([(1_000 * slots, 1_000_000 * slots)] * 300))
+    found, fuzz = costs(tasks, 1_000), 2 * 1_000 * slots * (1_000 + ROW_COST)
+    assert len(found) == 2 * slots
+    assert max(found[:slots]) - min(found[:slots]) <= fuzz
+    assert all(abs(LARGE_TASK * each - found[0]) <= LARGE_TASK * fuzz for each in found[slots:])
+
+
+def ended(tasks: Sequence[LogTask], speeds: Sequence[float]) -> float:
+    """When the last task ends, where each slot takes the next one as it gets free; 1 is the best there is."""
+    free = [(0.0, speed) for speed in speeds]
+    work = costs(tasks, 1_000)
+    for cost in work:
+        began, speed = heapq.heappop(free)
+        heapq.heappush(free, (began + cost / speed, speed))
+    return max(free)[0] * sum(speeds) / sum(work)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("megabytes", [100, 350, 1_000, 3_000, 5_000, 20_000])
+def test_slots_end_together_whether_they_are_alike_or_not(
+    monkeypatch: pytest.MonkeyPatch, slots: int, megabytes: int
+) -> None:
+    monkeypatch.setenv(SLOTS_VARIABLE, str(slots))
+    tasks = bundled(spans_of([(1_000, 1_000_000)] * megabytes))
+    if len(tasks) >= slots:
+        assert ended(tasks, [1.0] * slots) < 1.1
+    if len(tasks) > slots:
+        assert ended(tasks, [0.7, *[1.0] * (slots - 1)]) < 1.25
 
 
 @pytest.mark.parametrize("told", ["", "0", "many"])
@@ -83,10 +107,11 @@ def test_little_work_is_one_task_and_much_is_cut(monkeypatch: pytest.MonkeyPatch
     assert [(each.start, each.end) for each in task.ranges] == [(0, 1_000)]
     # Small rows are work, however few bytes they are.
     tiny = list(bundled(spans_of([(10_000, 10_000)] * 500)))
-    assert len(tiny) == TASKS_PER_SLOT * 2
+    assert len(tiny) == 4
     assert min(costs(tiny, 1)) >= TASK_COST_MIN
+    assert len(bundled(spans_of([(4_000, 4_000 * 1_000)] * 30))) == 2
     large = list(bundled(spans_of([(4_000, 4_000 * 1_000)] * 2_000)))
-    assert len(large) > TASKS_PER_SLOT * 2
+    assert len(large) > 4
     assert max(costs(large, 1_000)) <= TASK_COST_MAX + 4_000 * (1_000 + ROW_COST)
 
 

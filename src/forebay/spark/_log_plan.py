@@ -3,17 +3,19 @@
 A plan is made of offsets, never of objects: compaction may rewrite what lies under them between two attempts,
 and both must give the same rows. Sizes come from the index, so that planning touches no data.
 
-A Python task costs Spark some 15 ms of processor time and twice that by the clock before it reads its first
-byte, so small ranges are bundled until there is enough to do. What a range costs follows its bytes and its
-records, and tasks are alike in that, so that none is waited for. Where `forebay.spark.session` has started
-Spark, the number of its slots is known, and a plan has a few tasks for each; elsewhere enough for the cores
-of most machines. Ranges of many objects are cut between two objects, and inside one only where the user asks
-for more tasks than there are objects.
+A Python task costs Spark some 25 ms of processor time before it reads its first byte, as much as 25 MB of
+records do, so small ranges are bundled until there is enough to do, and there are no more tasks than needed.
+What a range costs follows its bytes and its records. Where `forebay.spark.session` has started Spark, the
+number of its slots is known: each gets a large task and then a small one, or a slot that was quick with its
+large one gets two, so that all end at about the same time. Spark begins with the tasks that come first.
+Elsewhere there are tasks for the cores of most machines, all alike. Ranges of many objects are cut between
+two objects, and inside one only where the user asks for more tasks than there are objects.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,12 +36,14 @@ __all__ = ["LogRange", "LogTask", "bundled", "plan", "resolve", "skip_or_fail"]
 
 TASK_COST_MIN: Final = 32 * 1024 * 1024
 """Bytes, and `ROW_COST` for each record, below which a task is not worth its start."""
-TASK_COST_MAX: Final = 256 * 1024 * 1024
+TASK_COST_MAX: Final = 2 * 1024 * 1024 * 1024
 """Above this a range is cut, where there is an object's end to cut it at: what a killed task repeats."""
+TASK_COST_SPREAD: Final = 256 * 1024 * 1024
+"""Above this it is cut where the slots are not known: there may be many."""
 ROW_COST: Final = 256
 """Bytes that cost Spark as much as one more record does, however small."""
-TASKS_PER_SLOT: Final = 4
-"""Tasks of a plan for each slot, where the slots are known: the last to end has little left to do then."""
+LARGE_TASK: Final = 3
+"""How many times as large as the last tasks of a plan the others are, where the slots are known."""
 TASKS_AIM: Final = 16
 """Tasks of a plan where they are not known."""
 
@@ -164,33 +168,46 @@ async def _spans(positions: Positions, options: LogOptions, wanted: LogRange) ->
 
 def bundled(spans: Sequence[Span], tasks_min: int | None = None) -> list[LogTask]:
     """Spans in order, as tasks of about the same cost."""
-    total = sum(_cost(span) for span in spans)
-    count = max(1, min(_tasks_aim(), total // TASK_COST_MIN), -(-total // TASK_COST_MAX))
-    tasks = list(_shared(spans, count, _cost))
+    tasks = list(_shared(spans, _shares(sum(_cost(span) for span in spans)), _cost))
     if tasks_min is None or len(tasks) >= tasks_min:
         return tasks
-    tasks = list(_shared(_cut(spans, tasks_min, _cost), tasks_min, _cost))
+    alike = [1] * tasks_min
+    tasks = list(_shared(_cut(spans, tasks_min, _cost), alike, _cost))
     if len(tasks) < tasks_min:
         # Sizes differ so much that some shares fall into a single record: by their number, then.
-        tasks = list(_shared(_cut(spans, tasks_min, _records), tasks_min, _records))
+        tasks = list(_shared(_cut(spans, tasks_min, _records), alike, _records))
     return tasks
 
 
-def _shared(spans: Sequence[Span], count: int, cost: Callable[[Span], int]) -> Iterator[LogTask]:
-    """At most `count` tasks. Each ends with the span that reaches its share, so that no error adds up."""
+def _shares(total: int) -> list[int]:
+    """How much of the whole each task gets, in proportion."""
+    slots = _slots()
+    if not slots:
+        return [1] * max(1, min(TASKS_AIM, total // TASK_COST_MIN), -(-total // TASK_COST_SPREAD))
+    if total < (LARGE_TASK + 1) * slots * TASK_COST_MIN:
+        return [1] * max(1, min(slots, total // TASK_COST_MIN))
+    rounds = -(-total // (slots * TASK_COST_MAX))
+    return [LARGE_TASK] * (rounds * slots) + [1] * slots
+
+
+def _shared(spans: Sequence[Span], shares: Sequence[int], cost: Callable[[Span], int]) -> Iterator[LogTask]:
+    """At most a task for each share. It ends with the span that reaches it, so that no error adds up."""
     ranges: list[LogRange] = []
-    total = bound = sum(cost(span) for span in spans)
-    done = 0
+    total, whole = sum(cost(span) for span in spans), sum(shares)
+    bounds = itertools.accumulate(shares)
+    bound, done = next(bounds), 0
     for span in spans:
         last = ranges[-1] if ranges else None
         if last and (last.topic, last.partition, last.end) == (span.topic, span.partition, span.start):
             ranges[-1] = LogRange(last.topic, last.partition, last.start, span.end)
         else:
             ranges.append(LogRange(span.topic, span.partition, span.start, span.end))
-        done += cost(span) * count
-        if done >= bound:
+        done += cost(span)
+        if done * whole >= bound * total:
             yield LogTask(tuple(ranges))
-            ranges, bound = [], (done // total + 1) * total
+            ranges = []
+            while bound < whole and bound * total <= done * whole:
+                bound = next(bounds)
 
 
 def _cost(span: Span) -> int:
@@ -201,9 +218,10 @@ def _records(span: Span) -> int:
     return span.records
 
 
-def _tasks_aim() -> int:
-    slots = os.environ.get(SLOTS_VARIABLE, "")
-    return TASKS_PER_SLOT * int(slots) if slots.isdecimal() and int(slots) else TASKS_AIM
+def _slots() -> int:
+    """Tasks that run at once; 0 where nobody knows."""
+    told = os.environ.get(SLOTS_VARIABLE, "")
+    return int(told) if told.isdecimal() else 0
 
 
 def _cut(spans: Sequence[Span], tasks_min: int, cost: Callable[[Span], int]) -> list[Span]:
