@@ -14,9 +14,11 @@ from forebay.errors import UsageError
 from forebay.formats import bytes_batch
 from forebay.formats.record_columns import RECORD_SCHEMA
 from forebay.kit.retry import RetryPolicy
+from forebay.log import _fetch
 from forebay.log._errors import DataLost, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from forebay.log._fetched import Fetched, ReaderConfig, ReadRequest
 from forebay.log._keys import CATALOG_PARTITION_KEY, PartitionKeys, topic_key
+from forebay.log._resolve import Located
 from forebay.testing import Actor, World
 
 
@@ -332,6 +334,20 @@ async def test_scan_honours_both_ends_inside_batches() -> None:
     assert found == numbered(2, 7)
     with pytest.raises(UsageError, match="from 5 to 2"):
         [batch async for batch in log.reader().scan_batches(*log.place, 5, 2)]
+
+
+async def test_scan_decodes_a_batch_when_its_turn_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    decode_slice = _fetch.decode_slice
+
+    def watched(located: Located, piece: bytes | memoryview) -> bytes_batch.BytesBatch:
+        decoded.append(located.start_offset)
+        return decode_slice(located, piece)
+
+    monkeypatch.setattr(_fetch, "decode_slice", watched)
+    log = await log_of(2, 2, 2)
+    async for batch in log.reader().scan_batches(*log.place):
+        assert decoded == list(range(1, batch.end_offset + 1, 2))
 
 
 async def test_scan_stops_where_the_log_ended_when_it_began() -> None:

@@ -89,6 +89,17 @@ def test_a_run_of_batches_is_one_batch_with_every_column() -> None:
     }
 
 
+def test_columns_without_a_value_are_not_sent_for_each_of_their_fields() -> None:
+    """Arrow puts as many zeros below a list of nulls as there are rows, for each field that it could hold."""
+    schema = StructType().add(LOG_SCHEMA["headers"])
+    columns = LogColumns(schema)
+    for rows in (1_000, 800, 3_000):
+        made = columns.batch([fetched(1, [b"v"] * rows)])
+        made.validate(full=True)
+        assert made.column("headers").to_pylist() == [None] * rows
+        assert pa.ipc.get_record_batch_size(made) < 4 * rows + rows / 8 + 1_000
+
+
 async def _runs(*batches: FetchedBatch) -> list[list[FetchedBatch]]:
     async def each() -> object:
         for batch in batches:
@@ -125,6 +136,14 @@ def test_a_schema_of_no_column_or_of_one_twice_is_refused(names: list[str], mess
         chosen.add(name, LongType())
     with pytest.raises(UsageError, match=message):
         check_schema(chosen, LOG_SCHEMA)
+
+
+def test_the_time_of_an_append_that_spark_cannot_hold_is_none_as_well() -> None:
+    schema = StructType().add(LOG_SCHEMA["timestamp"])
+    batch = BytesBatch(pa.array([b"v"] * 2, pa.binary()))
+    for time_ms, expected in ((5, 5_000), (-1, -1_000), (1_700_000_000_000_000_000, None), (-(2**63), None)):
+        made = LogColumns(schema).batch([FetchedBatch("t", 0, 1, batch, time_ms)]).column("timestamp")
+        assert made.cast(pa.int64()).to_pylist() == [expected] * 2
 
 
 def test_a_time_that_spark_cannot_hold_is_none_and_not_another_one() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import NotFound
+from forebay.errors import NotFound, UsageError
 from forebay.storage import InvalidRange
 from forebay.storage._local import LocalStore
 from forebay.storage._local._mapped import MAPPED_BYTES_MIN
@@ -102,3 +102,24 @@ async def test_descriptors_of_views_go_with_them(tmp_path: Path) -> None:
         assert held <= len(found)
         del found
         assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+async def test_what_is_at_hand_needs_no_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with LocalStore(tmp_path) as store:
+        await store.put("k", DATA)
+        found = store.views_at_hand("k", RANGES)
+        assert found is not None and [bytes(each) for each in found] == WANTED
+        assert store.views_at_hand("k", [(0, MAPPED_BYTES_MIN - 1)]) is None
+        with pytest.raises(NotFound):
+            store.views_at_hand("l", RANGES)
+        monkeypatch.setattr(os, "preadv", lambda *_: 0)
+        assert store.views_at_hand("k", RANGES) is None
+
+
+@pytest.mark.parametrize("start", [-1, -len(DATA), 1, len(DATA), 1 << 62, 1 << 70])
+async def test_what_is_not_inside_is_not_at_hand(tmp_path: Path, start: int) -> None:
+    async with LocalStore(tmp_path) as store:
+        await store.put("k", DATA)
+        assert store.views_at_hand("k", [(start, len(DATA))]) is None
+        with pytest.raises((InvalidRange, UsageError)):
+            await store.view_ranges("k", [(start, len(DATA))])

@@ -31,12 +31,14 @@ from forebay.log._uris import key_of
 from forebay.storage import InvalidRange, ObjectStore
 from forebay.storage._api import Range
 
-__all__ = ["Fetcher", "batch_bytes", "decode_slice"]
+__all__ = ["Fetcher", "Loaded", "batch_bytes", "decode_slice"]
 
 ENTRY_OVERHEAD_BYTES: Final = 512
 """What a decoded batch counts in the cache beyond its columns."""
 
 _Slot: TypeAlias = tuple[str, int | None]
+Loaded: TypeAlias = bytes | memoryview | BytesBatch
+"""The bytes of an entry, or its batch where that was kept."""
 
 
 class Fetcher:
@@ -73,9 +75,8 @@ class Fetcher:
             slot = _slot(located)
             if slot in answers:
                 continue
-            cached = self._cache.get(slot)
+            cached = self._cached(slot)
             if cached is not None:
-                self._hits.inc()
                 answers[slot] = cached
             else:
                 by_object.setdefault(located.entry.data_key, []).append(located)
@@ -87,6 +88,53 @@ class Fetcher:
                 *(self._fetch_object(uri, group, answers) for uri, group in by_object.items())
             )
         return [_checked_count(answers[_slot(located)], located) for located in wanted]
+
+    def at_hand(self, located: Located) -> Loaded | None:
+        """What there is of an entry without waiting for anything; None where it has to be loaded."""
+        found = self._cached(_slot(located))
+        wanted = _range(located)
+        if found is not None or wanted is None or not self._maps_objects:
+            return found
+        try:
+            views = self._store.views_at_hand(key_of(self._store, located.entry.data_key), [wanted])
+        except ForebayError:
+            return None  # `load` tries again where that may help, and has the words for it.
+        if views is None:
+            return None
+        self._requests.inc()
+        return self._counted(views[0])
+
+    async def load(self, located: Located) -> Loaded | ForebayError:
+        """What is stored of an entry, or why it cannot be had."""
+        try:
+            [piece] = await self._get(located.entry.data_key, [located])
+        except InvalidRange as error:
+            return _damaged(located, error.message)
+        except ForebayError as error:
+            return error
+        return self._counted(piece)
+
+    def decoded(self, located: Located, loaded: Loaded) -> BytesBatch:
+        """The batch of an entry, from what was loaded; raises `DataLost` where that is not what it says."""
+        if isinstance(loaded, BytesBatch):
+            batch = loaded
+        else:
+            batch = decode_slice(located, loaded)
+            self._cache.put(_slot(located), batch)
+        answer = _checked_count(batch, located)
+        if isinstance(answer, ForebayError):
+            raise answer
+        return answer
+
+    def _cached(self, slot: _Slot) -> BytesBatch | None:
+        found = self._cache.get(slot)
+        if found is not None:
+            self._hits.inc()
+        return found
+
+    def _counted(self, piece: bytes | memoryview) -> bytes | memoryview:
+        self._bytes.inc(len(piece))
+        return piece
 
     async def _fetch_object(
         self, uri: str, group: Sequence[Located], answers: dict[_Slot, BytesBatch | ForebayError]
@@ -101,9 +149,8 @@ class Fetcher:
             answers.update(dict.fromkeys(unique, error))
             return
         for (slot, located), piece in zip(unique.items(), pieces, strict=True):
-            self._bytes.inc(len(piece))
             try:
-                batch = decode_slice(located, piece)
+                batch = decode_slice(located, self._counted(piece))
             except ForebayError as error:
                 answers[slot] = error
             else:
@@ -201,8 +248,10 @@ class _BatchCache:
         return found[0]
 
     def put(self, slot: _Slot, batch: BytesBatch) -> None:
+        if not self._bytes_max or slot in self._batches:
+            return
         size = batch_bytes(batch)
-        if size > self._bytes_max or slot in self._batches:
+        if size > self._bytes_max:
             return
         self._batches[slot] = (batch, size)
         self._bytes += size

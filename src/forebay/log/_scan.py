@@ -4,8 +4,11 @@ The control record comes with the first entry at or above the start, in one requ
 one lookup and one range, as a read is.
 
 What is fetched ahead is bounded by bytes, whatever the objects' sizes: a slow consumer holds the window, not
-the log. Where an object has gone since it was looked up, the window is dropped and the scan looks again from
-the first offset it has not handed out, with the compaction cursor; so it never skips and never repeats.
+the log. It is checked and decoded when its turn comes: whoever takes it then finds its bytes in the caches of
+the processor, where the checksum has just brought them.
+
+Where an object has gone since it was looked up, the window is dropped and the scan looks again from the first
+offset it has not handed out, with the compaction cursor; so it never skips and never repeats.
 """
 
 from __future__ import annotations
@@ -14,18 +17,21 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import TypeAlias
 
 from forebay.coordination import Record
 from forebay.errors import ForebayError, NotFound, UsageError
 from forebay.formats.bytes_batch import BytesBatch
 from forebay.kit.clock import Clock
 from forebay.log._errors import DataLost
-from forebay.log._fetch import Fetcher
+from forebay.log._fetch import Fetcher, Loaded
 from forebay.log._fetched import FetchedBatch, ReaderConfig
 from forebay.log._keys import PartitionKeys
 from forebay.log._resolve import Located, PartitionView, Resolver, Unresolved, check_range
 
 __all__ = ["Scan"]
+
+_Coming: TypeAlias = Loaded | asyncio.Task[Loaded | ForebayError]
 
 
 class Scan:
@@ -126,34 +132,37 @@ class _Window:
         self._fetcher = fetcher
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._tasks: deque[tuple[Located, asyncio.Task[list[BytesBatch | ForebayError]]]] = deque()
+        self._coming: deque[tuple[Located, _Coming]] = deque()
 
     @property
     def open(self) -> bool:
         """Whether there is room for one more."""
-        return not self._tasks or self._bytes < self._bytes_max
+        return not self._coming or self._bytes < self._bytes_max
 
     def add(self, located: Located) -> None:
         """Begin to fetch."""
         self._bytes += located.stored_bytes
-        task = asyncio.get_running_loop().create_task(self._fetcher.fetch([located]))
-        self._tasks.append((located, task))
+        coming: _Coming | None = self._fetcher.at_hand(located)
+        if coming is None:
+            coming = asyncio.get_running_loop().create_task(self._fetcher.load(located))
+        self._coming.append((located, coming))
 
     async def next(self) -> tuple[Located, BytesBatch]:
         """The next batch in order; raises what went wrong with it."""
-        located, task = self._tasks[0]
-        [piece] = await task
-        self._tasks.popleft()
+        located, coming = self._coming[0]
+        loaded = await coming if isinstance(coming, asyncio.Task) else coming
+        self._coming.popleft()
         self._bytes -= located.stored_bytes
-        if isinstance(piece, ForebayError):
-            raise piece
-        return located, piece
+        if isinstance(loaded, ForebayError):
+            raise loaded
+        return located, self._fetcher.decoded(located, loaded)
 
     def drop(self) -> None:
         """Forget everything that is under way."""
-        for _, task in self._tasks:
-            task.cancel()
-        self._tasks.clear()
+        for _, coming in self._coming:
+            if isinstance(coming, asyncio.Task):
+                coming.cancel()
+        self._coming.clear()
 
 
 def _lost(keys: PartitionKeys, position: int, error: ForebayError) -> DataLost:

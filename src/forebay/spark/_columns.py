@@ -12,7 +12,7 @@ copied only where several appends become one batch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -121,7 +121,7 @@ def exact(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _names_match(one: pa.DataType, other: pa.DataType) -> bool:
     """Types are equal to Arrow whatever a list's child is called; Spark looks at the name as well."""
-    return str(one) == str(other)
+    return not one.num_fields or str(one) == str(other)
 
 
 class LogColumns:
@@ -129,62 +129,80 @@ class LogColumns:
 
     def __init__(self, schema: StructType) -> None:
         self.schema = arrow_schema(schema)
-        self._names = [name.lower() for name in self.schema.names]
-        self._topics: dict[str, pa.Array] = {}
+        self._columns = [(field.name.lower(), field.type) for field in self.schema]
+        self._alike: dict[tuple[str, str | int | None], pa.Array] = {}
 
     def batch(self, run: Sequence[FetchedBatch]) -> pa.RecordBatch:
         """The records of neighbouring batches of one partition, as one."""
         rows = sum([len(each) for each in run])
-        arrays = [
-            self._column(name, field.type, run, rows)
-            for name, field in zip(self._names, self.schema, strict=True)
-        ]
+        arrays = [self._column(name, kind, run, rows) for name, kind in self._columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _column(self, name: str, kind: pa.DataType, run: Sequence[FetchedBatch], rows: int) -> pa.Array:
         if name == "value":
             return exact(_joined([each.batch.values for each in run]), kind)
         if name == "key":
-            return exact(_optional(run, rows, kind, lambda batch: batch.keys), kind)
+            return self._optional(name, kind, [each.batch.keys for each in run], run, rows)
         if name == "headers":
-            return exact(_optional(run, rows, kind, lambda batch: batch.headers), kind)
+            return self._optional(name, kind, [each.batch.headers for each in run], run, rows)
         if name == "offset":
             first = run[0].start_offset
-            return pa.array(np.arange(first, first + rows, dtype=np.int64))
+            return _numbers(np.arange(first, first + rows, dtype=np.int64), kind)
         if name == "timestamp":
             return _times(run, kind)
-        if name == "partition":
-            return pa.array(np.full(rows, run[0].partition, np.int32))
-        return self._topic(run[0].topic, rows)
+        return self._all(run[0].partition if name == "partition" else run[0].topic, name, kind, rows)
 
-    def _topic(self, topic: str, rows: int) -> pa.Array:
-        """Always the same values: made once and handed out in parts."""
-        made = self._topics.get(topic)
+    def _optional(
+        self,
+        name: str,
+        kind: pa.DataType,
+        found: Sequence[pa.Array | None],
+        run: Sequence[FetchedBatch],
+        rows: int,
+    ) -> pa.Array:
+        present = [array for array in found if array is not None]
+        if not present:
+            return self._all(None, name, kind, rows)
+        if len(present) < len(found):
+            missing = present[0].type
+            present = [
+                pa.nulls(len(each), missing) if array is None else array
+                for each, array in zip(run, found, strict=True)
+            ]
+        return exact(_joined(present), kind)
+
+    def _all(self, value: str | int | None, name: str, kind: pa.DataType, rows: int) -> pa.Array:
+        """The same value in every row: made once, and handed out in parts."""
+        made = self._alike.get((name, value))
         if made is None or len(made) < rows:
-            made = self._topics[topic] = pa.repeat(pa.scalar(topic, pa.string()), max(rows, BATCH_ROWS_MAX))
+            count = 2 * rows
+            made = _nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
+            self._alike[name, value] = made
         return made.slice(0, rows)
+
+
+def _nulls(rows: int, kind: pa.DataType) -> pa.Array:
+    """Nulls without what Arrow puts below a list of them: as many zeros again for each field of what it could
+    hold, all of which would be sent to Spark."""
+    if not pa.types.is_list(kind):
+        return pa.nulls(rows, kind)
+    zeros = pa.py_buffer(bytes(4 * (rows + 1)))
+    below = pa.array([], kind.value_type)
+    return pa.Array.from_buffers(kind, rows, [zeros, zeros], rows, children=[below])
 
 
 def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _optional(
-    run: Sequence[FetchedBatch], rows: int, kind: pa.DataType, column: Callable[[BytesBatch], pa.Array | None]
-) -> pa.Array:
-    found = [column(each.batch) for each in run]
-    if all(array is None for array in found):
-        return pa.nulls(rows, kind)
-    [some, *_] = [array for array in found if array is not None]
-    return _joined(
-        [
-            pa.nulls(len(each), some.type) if array is None else array
-            for each, array in zip(run, found, strict=True)
-        ]
-    )
+def _numbers(values: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def _times(run: Sequence[FetchedBatch], kind: pa.DataType) -> pa.Array:
+    [first, *more] = run
+    if not more and first.batch.timestamps_ms is None and abs(first.time_ms) <= TIME_MS_MAX:
+        return _numbers(np.full(len(first), first.time_ms * 1000, np.int64), kind)
     parts = [
         np.full(len(each), each.time_ms, np.int64)
         if each.batch.timestamps_ms is None

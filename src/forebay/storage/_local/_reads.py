@@ -17,7 +17,7 @@ from forebay.errors import NotFound, Unavailable
 from forebay.storage._api import Range, StoredObject, validate_range
 from forebay.storage._local._files import FOREIGN, NOT_THERE, READ_FLAGS, LocalFiles, OpenObject
 
-__all__ = ["WouldWait", "cached_range", "read_if_changed", "read_object", "read_ranges"]
+__all__ = ["WouldWait", "cached_range", "open_quickly", "read_if_changed", "read_object", "read_ranges"]
 
 INLINE_READ_BYTES_MAX = 256 * 1024
 """Largest read that is tried on the event loop: copying it takes no longer than the hop to a thread."""
@@ -60,7 +60,7 @@ def read_ranges(files: LocalFiles, key: str, cached: bool, *, ranges: Sequence[R
 
 def cached_range(files: LocalFiles, key: str, start: int, length: int) -> bytes:
     """One range, if it is cached."""
-    descriptor = _open_quickly(files, key)
+    descriptor = open_quickly(files, key)
     try:
         return _read_cached(descriptor, start, length)
     finally:
@@ -70,14 +70,15 @@ def cached_range(files: LocalFiles, key: str, start: int, length: int) -> bytes:
 def _cached_ranges(files: LocalFiles, key: str, ranges: Sequence[Range]) -> list[bytes]:
     if sum(length for _, length in ranges) > INLINE_READ_BYTES_MAX:
         raise WouldWait
-    descriptor = _open_quickly(files, key)
+    descriptor = open_quickly(files, key)
     try:
         return [_read_cached(descriptor, start, length) for start, length in ranges]
     finally:
         os.close(descriptor)
 
 
-def _open_quickly(files: LocalFiles, key: str) -> int:
+def open_quickly(files: LocalFiles, key: str) -> int:
+    """A descriptor of the object. Raises `NotFound`, or `WouldWait` where there is more to say than that."""
     try:
         return os.open(files.path(key), READ_FLAGS)
     except NOT_THERE:

@@ -126,14 +126,14 @@ class LocalStore(ObjectStore):
         """All ranges from one inode."""
         return await self._read(key, partial(read_ranges, ranges=ranges))
 
-    async def view_ranges(self, key: str, ranges: Sequence[Range]) -> Sequence[bytes | memoryview]:
+    def views_at_hand(self, key: str, ranges: Sequence[Range]) -> Sequence[memoryview] | None:
         """Mapped where they are large and cached: see `_mapped`."""
         validate_key(key)
         self._check()
         try:
             return mapped_ranges(self._files, key, ranges)
         except WouldWait:
-            return await self.get_ranges(key, ranges)
+            return None
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """The same as `get_ranges` with one of them, on a shorter way."""
