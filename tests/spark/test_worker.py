@@ -82,21 +82,28 @@ def test_bytecode_that_is_not_wanted_beside_the_sources_is_kept_in_the_cache(
     assert done.stdout.startswith(str(tmp_path)) if is_set else done.stdout == "None\n"
 
 
-def test_what_reads_a_stream_starts_as_spark_means_it_but_for_the_collector(
+def test_what_reads_a_stream_starts_as_spark_means_it_but_for_the_collector_and_threads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     module = (tmp_path / Path(*_session.SOURCE_RUNNER.split("."))).with_suffix(".py")
     module.parent.mkdir(parents=True)
     for folder in (module.parent, *module.parent.parents[:2]):
         (folder / "__init__.py").touch()
+    threads = "OPENBLAS_NUM_THREADS"
     asked = "__name__, sys.modules['__main__'].__file__, len(sys.argv), gc.get_threshold()[0]"
-    module.write_text(f"import gc, sys\nprint({asked})")
+    module.write_text(f"import gc, os, sys\nprint({asked}, os.environ['{threads}'])")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv(threads, raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     command = [str(_session._worker_python()), "-m", _session.SOURCE_RUNNER]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert told == ["__main__", str(module), "1", "200000"]
-    other = [str(_session._worker_python()), "-c", "import gc; print(gc.get_threshold()[0])"]
-    assert subprocess.run(other, capture_output=True, text=True, check=True).stdout.strip() != "200000"
+    assert told == ["__main__", str(module), "1", "200000", "1"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1] == "3"
+    asked = f"gc.get_threshold()[0], os.environ.get('{threads}')"
+    other = [str(_session._worker_python()), "-c", f"import gc, os; print({asked})"]
+    collector, kept = subprocess.run(other, capture_output=True, text=True, check=True).stdout.split()
+    assert collector != "200000" and kept == "None"
 
 
 def test_what_reads_topics_loads_nothing_of_what_looks_after_them() -> None:

@@ -7,7 +7,8 @@ What is set, and why:
 * Spark puts a zip of itself in front of the workers' path, and Python keeps no bytecode of what it imports
   from a zip: every process compiles PySpark anew, a second of work before its first row. The workers are
   therefore started by a script that takes it off the path; the installed PySpark is the same.
-* The process that Spark starts for every streaming query looks for garbage less often while it loads.
+* The process that Spark starts for every streaming query looks for garbage less often while it loads, and
+  numpy starts no threads in it for matrices that nobody multiplies there; they would wait for them awake.
 * Where no bytecode is to be written beside the sources (`PYTHONDONTWRITEBYTECODE`), workers keep it in the
   cache: a streaming query starts a new process and would compile half a second's worth of sources.
 * Java's Arrow does not check the bounds of every single value again: what it reads comes from Arrow's own
@@ -96,6 +97,7 @@ if [ -n "$PYTHONDONTWRITEBYTECODE" ] && [ -z "$PYTHONPYCACHEPREFIX" ]; then
   export PYTHONPYCACHEPREFIX={bytecode}
 fi
 if [ "$1 $2" = "-m {runner}" ]; then
+  export OPENBLAS_NUM_THREADS="${{OPENBLAS_NUM_THREADS:-${{OMP_NUM_THREADS:-1}}}}"
   exec {python} -c {start} "$2"
 fi
 exec {python} "$@"
