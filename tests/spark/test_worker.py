@@ -106,9 +106,10 @@ def test_what_reads_a_stream_starts_as_spark_means_it_but_for_the_collector_and_
     assert collector != "200000" and kept == "None"
 
 
-def test_what_reads_topics_loads_nothing_of_what_looks_after_them() -> None:
-    chores = ("compactor", "compactor_service", "retention", "staged", "vacuum", "verify")
-    unneeded = {f"forebay.log._{name}" for name in chores}
+def test_what_reads_topics_loads_nothing_of_what_writes_or_looks_after_them() -> None:
+    chores = ("compactor", "compactor_service", "retention", "staged", "vacuum", "verify", "trim")
+    writers = ("append", "batching", "commit", "groups", "group_member", "topics", "writer", "writer_config")
+    unneeded = {f"forebay.log._{name}" for name in chores + writers} | {"forebay.aio"}
     unneeded |= {"forebay.buffer", "forebay.quiver", "forebay.stream", "obstore", "pandas", "pyarrow.parquet"}
     script = f"import sys, forebay.spark._source; print(sorted({unneeded} & set(sys.modules)))"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

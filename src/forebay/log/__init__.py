@@ -1,7 +1,7 @@
 """Leaderless topics and partitions.
 
-What reads and writes is loaded here; what looks after a log is loaded when it is first asked for. Every query
-of Spark starts processes that only read, and they pay for all that they load.
+What reads is loaded here; what writes, and what looks after a log, when it is first asked for. Every query of
+Spark starts processes that only read, and they pay for all that they load.
 """
 
 import importlib
@@ -9,9 +9,6 @@ import typing
 
 from forebay.formats.record_columns import RECORD_SCHEMA
 from forebay.formats.record_routing import partition_of, route
-from forebay.log._append import AppendGroup, AppendResult
-from forebay.log._batching import BatchingProducer, ProducerConfig
-from forebay.log._billing import CountingStore
 from forebay.log._errors import (
     AnotherLog,
     Contended,
@@ -23,30 +20,40 @@ from forebay.log._errors import (
     UnknownTopic,
 )
 from forebay.log._fetched import Fetched, FetchedBatch, ReaderConfig, ReadRequest
-from forebay.log._group_consumer import GroupConsumer
-from forebay.log._group_member import GroupConfig, GroupMember
-from forebay.log._group_records import GenerationFenced, GroupBusy, GroupOffset, MemberRecord, TopicPartition
-from forebay.log._groups import GroupDescription, GroupLag, GroupReset, Groups
-from forebay.log._identity import log_identity
 from forebay.log._positions import Positions, PositionsSeen, Span
 from forebay.log._reader import LogReader
 from forebay.log._resolve import PartitionOffsets
 from forebay.log._tail_cache import MemoryTailCache, TailCache, TailCacheConfig
-from forebay.log._topics import Catalog, Topic, TopicDeleted, TopicExists, TopicSettings
-from forebay.log._trim import Trimmed, Trimmer
-from forebay.log._writer import LogWriter
-from forebay.log._writer_config import WriterConfig
+from forebay.log._topic import Topic, TopicDeleted, TopicExists, TopicSettings
 
 if typing.TYPE_CHECKING:
+    from forebay.log._append import AppendGroup, AppendResult
+    from forebay.log._batching import BatchingProducer, ProducerConfig
+    from forebay.log._billing import CountingStore
     from forebay.log._compactor import CompactionResult, Compactor, CompactorConfig
     from forebay.log._compactor_service import CompactorService, CompactorServiceConfig
     from forebay.log._explain import Explanation, explain
     from forebay.log._fencing import FenceState, Fencing
+    from forebay.log._group_consumer import GroupConsumer
+    from forebay.log._group_member import GroupConfig, GroupMember
+    from forebay.log._group_records import (
+        GenerationFenced,
+        GroupBusy,
+        GroupOffset,
+        MemberRecord,
+        TopicPartition,
+    )
+    from forebay.log._groups import GroupDescription, GroupLag, GroupReset, Groups
+    from forebay.log._identity import log_identity
     from forebay.log._retention import Retention, RetentionReport
     from forebay.log._staged import Publications, Published, StagedAppend, stage
     from forebay.log._tail_cache_files import FileTailCache
+    from forebay.log._topics import Catalog
+    from forebay.log._trim import Trimmed, Trimmer
     from forebay.log._vacuum import Vacuum, VacuumConfig, VacuumReport
     from forebay.log._verify import PartitionReport, VerifyReport, verify
+    from forebay.log._writer import LogWriter
+    from forebay.log._writer_config import WriterConfig
 
 __all__ = [
     "RECORD_SCHEMA",
@@ -124,6 +131,11 @@ __all__ = [
 ]
 
 _LATER = {
+    "AppendGroup": "_append",
+    "AppendResult": "_append",
+    "BatchingProducer": "_batching",
+    "ProducerConfig": "_batching",
+    "CountingStore": "_billing",
     "CompactionResult": "_compactor",
     "Compactor": "_compactor",
     "CompactorConfig": "_compactor",
@@ -133,6 +145,19 @@ _LATER = {
     "explain": "_explain",
     "FenceState": "_fencing",
     "Fencing": "_fencing",
+    "GroupConsumer": "_group_consumer",
+    "GroupConfig": "_group_member",
+    "GroupMember": "_group_member",
+    "GenerationFenced": "_group_records",
+    "GroupBusy": "_group_records",
+    "GroupOffset": "_group_records",
+    "MemberRecord": "_group_records",
+    "TopicPartition": "_group_records",
+    "GroupDescription": "_groups",
+    "GroupLag": "_groups",
+    "GroupReset": "_groups",
+    "Groups": "_groups",
+    "log_identity": "_identity",
     "Retention": "_retention",
     "RetentionReport": "_retention",
     "Publications": "_staged",
@@ -140,12 +165,17 @@ _LATER = {
     "StagedAppend": "_staged",
     "stage": "_staged",
     "FileTailCache": "_tail_cache_files",
+    "Catalog": "_topics",
+    "Trimmed": "_trim",
+    "Trimmer": "_trim",
     "Vacuum": "_vacuum",
     "VacuumConfig": "_vacuum",
     "VacuumReport": "_vacuum",
     "PartitionReport": "_verify",
     "VerifyReport": "_verify",
     "verify": "_verify",
+    "LogWriter": "_writer",
+    "WriterConfig": "_writer_config",
 }
 """Names that are loaded when they are first asked for, and their modules."""
 

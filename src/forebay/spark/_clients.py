@@ -4,7 +4,8 @@ Spark plans in some processes and reads in others, which it forks and uses again
 pickled or inherited. So a task carries names only, and each process keeps its clients in a module global. The
 process id is part of the name: a forked child finds nothing of its parent's.
 
-Engines are imported when they are first used: a worker that reads topics never loads the others.
+Engines are imported when they are first used: a worker that reads topics never loads the others, nor what
+writes into a log.
 
 The event loop runs on the calling thread and only while somebody waits for it. A worker has one thread that
 matters, and handing every batch from one thread to another would cost more than decoding it; requests that
@@ -21,14 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from forebay import aio
+from forebay._connect import Parts, open_parts
 from forebay.errors import UsageError
 from forebay.formats.bytes_batch import Codec
 from forebay.kit.clock import SystemClock
-from forebay.log import Positions, ReaderConfig, WriterConfig
+from forebay.log import LogReader, Positions, ReaderConfig
 from forebay.storage import ObjectStore, open_store
 
 if TYPE_CHECKING:
+    from forebay import aio
     from forebay.buffer import BufferConfig
     from forebay.buffer import Reader as BufferReader
     from forebay.stream import StreamReader
@@ -60,6 +62,8 @@ class Client:
         self._codec: Codec = codec
         self._loop = asyncio.new_event_loop()
         self._bay: aio.Bay | None = None
+        self._parts: Parts | None = None
+        self._reader: LogReader | None = None
         self._store: ObjectStore | None = None
         self._positions: Positions | None = None
         self._streams: dict[str, StreamReader] = {}
@@ -91,8 +95,11 @@ class Client:
 
     @property
     def bay(self) -> aio.Bay:
-        """The log of this deployment."""
+        """The log of this deployment, for those who write."""
         if self._bay is None:
+            from forebay import aio
+            from forebay.log import WriterConfig
+
             bay = aio.connect(
                 self._deployment.path,
                 self._deployment.coordinator,
@@ -104,10 +111,33 @@ class Client:
         return self._bay
 
     @property
+    def reader(self) -> LogReader:
+        """A reader of the log."""
+        if self._reader is None:
+            parts = self._open
+            self._reader = LogReader(
+                parts.store,
+                parts.coordinator,
+                clock=parts.clock,
+                randomness=parts.randomness,
+                config=READER,
+                metrics=parts.metrics,
+            )
+        return self._reader
+
+    @property
+    def _open(self) -> Parts:
+        if self._bay is not None:
+            return self._bay.parts
+        if self._parts is None:
+            self._parts = self.run(_parts(self._deployment))
+        return self._parts
+
+    @property
     def store(self) -> ObjectStore:
         """The store alone, for engines that need no coordinator."""
-        if self._bay is not None:
-            return self._bay.parts.store
+        if self._bay is not None or self._parts is not None:
+            return self._open.store
         if self._store is None:
             self._store = self.run(_opened(self._deployment.path))
         return self._store
@@ -116,7 +146,7 @@ class Client:
     def positions(self) -> Positions:
         """Ends and sizes of partitions."""
         if self._positions is None:
-            parts = self.bay.parts
+            parts = self._open
             self._positions = Positions(parts.coordinator, clock=parts.clock, randomness=parts.randomness)
         return self._positions
 
@@ -132,6 +162,10 @@ class Client:
         from forebay.buffer import Reader as BufferReader
 
         return BufferReader(config, store=self.store)
+
+
+async def _parts(deployment: Deployment) -> Parts:
+    return open_parts(deployment.path, deployment.coordinator)
 
 
 async def _opened(path: str) -> ObjectStore:

@@ -93,7 +93,7 @@ class _Reading:
             return
         begin()
         with with_hints():
-            columns, reader = LogColumns(self.schema), self._client.bay.reader
+            columns, reader = LogColumns(self.schema), self._client.reader
             for wanted in partition.ranges:
                 for run in self._client.iterate(fused(self._scan(reader, wanted))):
                     yield columns.batch(run)
@@ -138,7 +138,7 @@ class LogBatchReader(_Reading, DataSourceReader):
         with with_hints():
             seen = self._look()
             self._check_named(seen, {})
-            reader, options = self._client.bay.reader, self.options
+            reader, options = self._client.reader, self.options
             start = self._client.run(resolve(reader, options, seen.offsets, options.start, start=True))
             end = self._client.run(resolve(reader, options, seen.offsets, options.end, start=False))
             self._check_order(seen, start, end)
@@ -179,7 +179,7 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         with with_hints():
             seen = self._seen()
             self._check_named(seen, {})
-            reader, options = self._client.bay.reader, self.options
+            reader, options = self._client.reader, self.options
             found = resolve(reader, options, seen.offsets, options.start, start=True)
             return as_offset(self._client.run(found))
 
