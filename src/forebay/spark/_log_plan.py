@@ -36,7 +36,7 @@ __all__ = ["LogRange", "LogTask", "bundled", "plan", "resolve", "skip_or_fail"]
 
 TASK_COST_MIN: Final = 32 * 1024 * 1024
 """Bytes, and `ROW_COST` for each record, below which a task is not worth its start."""
-TASK_COST_MAX: Final = 2 * 1024 * 1024 * 1024
+TASK_COST_MAX: Final = 1024 * 1024 * 1024
 """Above this a range is cut, where there is an object's end to cut it at: what a killed task repeats."""
 TASK_COST_SPREAD: Final = 256 * 1024 * 1024
 """Above this it is cut where the slots are not known: there may be many."""
@@ -167,7 +167,7 @@ async def _spans(positions: Positions, options: LogOptions, wanted: LogRange) ->
 
 
 def bundled(spans: Sequence[Span], tasks_min: int | None = None) -> list[LogTask]:
-    """Spans in order, as tasks of about the same cost."""
+    """Spans in order, as tasks: the large ones first."""
     tasks = list(_shared(spans, _shares(sum(_cost(span) for span in spans)), _cost))
     if tasks_min is None or len(tasks) >= tasks_min:
         return tasks
