@@ -21,7 +21,6 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tests.dataflow.otlp_kit import logs, metrics, names_in, traces, until
 
-from forebay.dataflow._dispatch import Broadcast
 from forebay.dataflow._grpc_receiver import GrpcReceiver
 from forebay.dataflow._http import AHEAD_MAX, HEADER_BYTES_MAX
 from forebay.dataflow._http_receiver import ASIDE_BYTES_MIN, MEMBERS_MAX, HttpReceiver
@@ -31,7 +30,7 @@ from forebay.dataflow._otlp_json import message_from_json
 from forebay.dataflow._parcels import Parcel, Refused
 from forebay.dataflow._settings import Address, OtlpReceiverSettings, Tls
 from forebay.dataflow._signals import SIGNALS, Signal
-from forebay.errors import Backpressure, LimitExceeded, OutcomeUnknown, StorageFull, Unavailable
+from forebay.errors import Backpressure, StorageFull, Unavailable
 from forebay.kit.metrics import MetricsRegistry
 
 SMALL = 64 * 1024
@@ -236,45 +235,6 @@ async def test_what_a_destination_refuses_for_good_is_not_asked_for_again() -> N
             await call("logs", logs("x"))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (await post(over_http, "/v1/logs", logs("x")))[0] == 400
-
-
-async def test_refusal_of_one_destination_does_not_hide_that_another_may_still_take_it() -> None:
-    refuses, is_down = FakeSink(), FakeSink()
-    refuses.problem, is_down.problem = Refused("never"), Unavailable("later")
-    for sinks in ((refuses, is_down), (is_down, refuses)):
-        with pytest.raises(Unavailable):
-            await Broadcast(sinks).take(Parcel("logs", (b"",), 1, 0))
-    with pytest.raises(Refused):
-        await Broadcast((refuses, FakeSink())).take(Parcel("logs", (b"",), 1, 0))
-
-
-@pytest.mark.parametrize("problem", [Backpressure("full"), Unavailable("down"), OutcomeUnknown("export")])
-async def test_a_destination_that_is_full_costs_the_others_one_copy_and_not_one_for_each_attempt(
-    problem: Exception,
-) -> None:
-    full, good = FakeSink(), FakeSink()
-    full.problem = problem
-    everybody = Broadcast((good, full))
-    for _ in range(5):
-        with pytest.raises(type(problem)):
-            await everybody.take(Parcel("logs", (logs("again"),), 1, 0))
-    assert good.names == ["again"]
-    full.problem = None
-    for name in ("again", "next"):
-        await everybody.take(Parcel("logs", (logs(name),), 1, 0))
-    assert (good.names, full.names) == (["again", "again", "next"], ["again", "next"])
-
-
-async def test_what_one_refuses_for_good_is_for_the_others_as_soon_as_they_can() -> None:
-    refuses, is_down = FakeSink(), FakeSink()
-    refuses.problem, is_down.problem = LimitExceeded("size", limit=1, actual=2), Unavailable("later")
-    everybody = Broadcast((refuses, is_down))
-    with pytest.raises(Unavailable):
-        await everybody.take(Parcel("logs", (logs("a"),), 1, 0))
-    is_down.problem = None
-    with pytest.raises(LimitExceeded):
-        await everybody.take(Parcel("logs", (logs("a"),), 1, 0))
-    assert is_down.names == ["a"]
 
 
 async def test_too_large_requests_are_refused() -> None:
