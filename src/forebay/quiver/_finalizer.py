@@ -107,12 +107,15 @@ class Finalizer:
         clock: Clock,
         *,
         next_segment: int,
+        first_entry: int,
         hooks: Hooks,
     ) -> None:
         self._disk = disk
         self._config = config
         self._clock = clock
         self._hooks = hooks
+        self._first_entry = first_entry
+        """The first WAL entry since the store was opened."""
         self.held: dict[int, Held] = {}
         """By number; also the one whose record is on its way."""
         self._open: dict[Kind, Frozen] = {}
@@ -329,6 +332,9 @@ class Finalizer:
             and not segment.is_urgent
             and self.problem is None
             and held_bytes < HELD_SEGMENTS * config.segment_bytes
+            # What was replayed lies in mapped WAL files, which are written over once there is a file of it:
+            # under the eyes of whoever got it from memory.
+            and segment.batches[0].sequence >= self._first_entry
             # Those may have to be split over several segments.
             and not any(has_dictionary(each.type) for each in segment.batches[0].batch.schema)
             and self._hooks.keeps_up()

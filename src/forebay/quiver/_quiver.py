@@ -175,6 +175,7 @@ class Quiver:
             config,
             clock,
             next_segment=state.next_segment,
+            first_entry=state.next_entry,
             hooks=Hooks(
                 register=self._register,
                 skipped=state.note_absent,

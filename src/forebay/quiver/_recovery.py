@@ -305,12 +305,13 @@ class _Recovery:
         if frame.type != ENTRY_TYPE:
             self.report.unknown_frames += 1
             return False
+        segment = self._segment_of(frame.sequence)
         try:
-            entry = quiver_wal.decode(frame.body)
+            # Subscribers get it from memory, and may look at it when its WAL file is written over already.
+            entry = quiver_wal.decode(frame.body if segment is None else bytes(frame.body))
         except Corrupt:
             self._damaged(f"wal-{generation:016d}-{frame.offset}", frame.body)
             return False
-        segment = self._segment_of(frame.sequence)
         self.found.replay.append(ReplayEntry(frame.sequence, frame.time_ns // 1_000_000, entry, segment))
         self.report.entries_replayed += 1
         return True
