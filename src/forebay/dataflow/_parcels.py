@@ -11,7 +11,6 @@ half of the parsing. Segments carry the range of ingestion times.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
@@ -146,17 +145,14 @@ def parcel_of(view: SegmentView, giver: str) -> Parcel:
         size += sum(map(len, found))
         items += _sum(batch.column("items"))
     meta = view.meta
-    # When its rows came in tells stores apart that began to count anew; the number alone would let a file of
-    # the new one replace a file of the old one. The same whether the segment is a file yet or not.
-    told = (meta.entries, meta.rows, meta.raw_bytes, [each.time_ms for each in meta.sources])
-    digest = hashlib.blake2b(repr(told).encode(), digest_size=6)
     return Parcel(
         meta.signal,
         requests,
         items,
         size,
         meta.ingested_ms[0],
-        f"{giver}-{meta.segment:012d}-{digest.hexdigest()}",
+        # The number alone would let a file of a store that was made anew replace a file of the old one.
+        f"{giver}-{meta.segment:012d}-{meta.identity}",
     )
 
 

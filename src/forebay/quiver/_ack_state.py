@@ -122,13 +122,8 @@ class AckState:
                 self._apply_sealed(segment, entries)
             case quiver_ack.Finalized():
                 self._apply_finalized(record)
-            case quiver_ack.Dropped(segment=segment, reason=reason, rows=rows, bytes=size):
-                self.saw_segment(segment)
-                if segment in self.live:
-                    self.live.remove(segment)
-                    self.losses[f"segments.{reason}"] += 1
-                    self.losses[f"rows.{reason}"] += rows
-                    self.losses[f"bytes.{reason}"] += size
+            case quiver_ack.Dropped():
+                self._apply_dropped(record)
             case quiver_ack.WalDropped():
                 self._apply_wal_dropped(record)
             case quiver_ack.Floor(next_segment=segment, next_entry=entry):
@@ -148,6 +143,17 @@ class AckState:
         self.saw_segment(record.segment)
         for first, last in record.entries:
             self.cover(first, last)
+
+    def _apply_dropped(self, record: quiver_ack.Dropped) -> None:
+        # Without a file it would be made again, for whoever is registered next.
+        for first, last in self.sealed.pop(record.segment, ()):
+            self.cover(first, last)
+        self.saw_segment(record.segment)
+        if record.segment in self.live:
+            self.live.remove(record.segment)
+            self.losses[f"segments.{record.reason}"] += 1
+            self.losses[f"rows.{record.reason}"] += record.rows
+            self.losses[f"bytes.{record.reason}"] += record.bytes
 
     def cover(self, first: int, last: int) -> None:
         """These WAL entries need no replay."""

@@ -124,6 +124,8 @@ class Finalizer:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._writing = False
+        self._has_failed_held = False
+        """Whether the last attempt was one at a held segment, and failed."""
         self._presses = 0
         """How often everything was wanted in files."""
         self.next_segment = next_segment
@@ -261,7 +263,7 @@ class Finalizer:
             self._freeze_aged()
             due = self._next_due()
             # After a failure the others have their turn.
-            if self._queue and (due is None or self.problem is not None):
+            if self._queue and (due is None or self._has_failed_held):
                 await self._finalize(self._queue.popleft())
             elif due is not None:
                 await self._attempt(self._write_held(due))
@@ -304,7 +306,7 @@ class Finalizer:
     async def _attempt(
         self, work: Awaitable[None], segment: Frozen | None = None, *, is_write: bool = True
     ) -> None:
-        self._writing = True
+        self._writing, self._has_failed_held = True, False
         began = self._clock.monotonic()
         try:
             await work
@@ -314,6 +316,7 @@ class Finalizer:
             self.problem = error if isinstance(error, ForebayError) else _told(error)
             if segment is not None:
                 self._queue.append(segment)
+            self._has_failed_held = segment is None
         finally:
             self._writing = False
         if is_write or self.problem is not None:

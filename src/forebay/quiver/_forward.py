@@ -7,7 +7,7 @@ take for partitions. An Arrow object is the segment file as it is, metadata incl
 reads no Arrow files. Columns named `signal` or `date` stay what they are in the files; readers with partition
 discovery see the one of the path.
 
-**Once.** The name holds the number of the segment and a digest of its metadata, so a segment that is
+**Once.** The name holds the number of the segment and a digest of what came in when, so a segment that is
 delivered again after a crash is put under the same name: the object that is there is the one wanted. Two
 stores never share a name, because `source` tells them apart, and a directory made anew has other digests.
 The acknowledgement follows the upload; a crash in between costs a second upload and no duplicate.
@@ -16,7 +16,6 @@ The acknowledgement follows the upload; a crash in between costs a second upload
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -24,7 +23,6 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Final, Literal
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -120,8 +118,7 @@ class Forwarder:
         if not _SIGNAL.fullmatch(signal):
             signal = "x" + signal.encode().hex()
         day = datetime.fromtimestamp(meta.ingested_ms[0] / 1000, UTC).date()
-        digest = hashlib.blake2b(msgspec.msgpack.encode(meta), digest_size=6).hexdigest()
-        name = f"{self._source}-{meta.segment:016d}-{digest}.{self._format}"
+        name = f"{self._source}-{meta.segment:016d}-{meta.identity}.{self._format}"
         return "/".join(filter(None, (self._prefix, f"signal={signal}", f"date={day}", name)))
 
     def _encode(self, view: SegmentView) -> bytes | memoryview:

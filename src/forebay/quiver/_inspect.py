@@ -114,18 +114,20 @@ class DirectoryView:
         subscribers = []
         for who in state.subscribers.values():
             pending = [info for number, info in found.segments.items() if not who.is_resolved(number)]
+            held = [number for number in state.sealed if not who.is_resolved(number)]
             subscribers.append(
                 {
                     "name": who.name,
                     "high_water": who.high_water,
                     "gap_set_size": len(who.resolved_above),
-                    "lag_segments": len(pending),
+                    "lag_segments": len(pending) + len(held),
                     "pinned_bytes": sum(info.file_bytes for info in pending),
                     "dropped": dict(who.dropped),
                 }
             )
         return {
             "segments": len(found.segments),
+            "held_segments": len(state.sealed),
             "rows": sum(info.rows for info in found.segments.values()),
             "segment_bytes": sum(info.file_bytes for info in found.segments.values()),
             "wal_bytes": sum(file.size for file in found.wal_files),

@@ -281,6 +281,10 @@ class Quiver:
             kept.append((entry, batch))
         for number, (kind, batches) in sorted(sealed.items()):
             self._hold(self._finalizer.restore(number, kind, batches))
+        if sealed:
+            # Oldest first again.
+            for number in sorted(self._segments):
+                self._segments[number] = self._segments.pop(number)
         dropped: set[int] = set()
         # Where it cannot be recorded they are kept, and expire later.
         with contextlib.suppress(ForebayError):
@@ -508,7 +512,8 @@ class Quiver:
                 await self._acks.register(self._registration(name, start))
 
     def _registration(self, name: str, start: str | int) -> list[Record]:
-        oldest = min(self._segments, default=self._finalizer.next_segment)
+        # One that is being written now has a number that no record has spoken of yet: it is still to come.
+        oldest = min(self._segments, default=self._acks.state.next_segment)
         # When damage took acknowledgements, this may be a subscriber that was there before: skip nothing.
         if start == "earliest" or self.report.redelivery_possible:
             after = oldest - 1
@@ -520,7 +525,6 @@ class Quiver:
             after = min(max(start, oldest), self._finalizer.next_segment) - 1
         # Numbers that are gone already are resolved for the newcomer, or its mark would wait for them.
         present = RunSet((number, number) for number in sorted(self._segments))
-        # One that is being written now has a number that no record has spoken of yet: it is still to come.
         gone = present.gaps(after + 1, self._acks.state.next_segment - 1)
         return [Register(name, after), *(Outcome(name, first, last, "ack") for first, last in gone)]
 

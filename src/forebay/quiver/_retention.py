@@ -334,14 +334,18 @@ class Retention:
 
     async def _delete(self, segments: list[int], reason: str) -> bool:
         """False where some are still there; they are tried again."""
-        if not segments:
-            return True
-        parts = self._parts
         files = [each for each in segments if self._is_file(each)]
-        gone = [each for each in segments if each not in files]
-        if files:
-            await parts.acks.record_finalized()
-            gone += await self._remove(files)
+        # At once: nothing that goes wrong with a file may leave one behind that is nowhere any more.
+        self._forget([each for each in segments if each not in files], reason)
+        if not files:
+            return True
+        await self._parts.acks.record_finalized()
+        gone = await self._remove(files)
+        self._forget(gone, reason)
+        return len(gone) == len(files)
+
+    def _forget(self, gone: list[int], reason: str) -> None:
+        parts = self._parts
         for segment in gone:
             info = parts.segments.pop(segment, None)
             if info is not None:
@@ -351,8 +355,8 @@ class Retention:
             self._opened_s.pop(segment, None)
             parts.acks.state.live.remove(segment)
             parts.deliveries.reader.forget(segment)
-        parts.metrics.evictions.labels(reason).inc(len(gone))
-        return len(gone) == len(segments)
+        if gone:
+            parts.metrics.evictions.labels(reason).inc(len(gone))
 
     def _is_file(self, segment: int) -> bool:
         """Whether there is, or may be, a file to remove. One that is only in memory is let go of here: the

@@ -228,7 +228,12 @@ def write(
     name = segment_name(template.segment)
     temporary = f"{name}.tmp"
     encoding = _encoding(batches, template, event_time_column)
-    write_file(disk, temporary, _pieces(encoding), is_aside=True)
+    try:
+        write_file(disk, temporary, _pieces(encoding), is_aside=True)
+    except FileExistsError:
+        # An earlier attempt at this number could not take it back. The next one has it out of the way.
+        disk.remove(temporary)
+        raise
     try:
         disk.protect(temporary)
         disk.rename(temporary, name)

@@ -50,7 +50,7 @@ class QuiverStats:
     wal_bytes: int
     ack_bytes: int
     open_bytes: int
-    """Logical bytes that are in no segment yet."""
+    """Logical bytes that are in no segment file yet."""
     losses: dict[str, int]
     """What was dropped since the store was made: `segments.size`, `rows.expired` and so on."""
     subscribers: list[SubscriberStats]
