@@ -198,3 +198,32 @@ async def test_tools_tell_of_a_segment_that_a_crash_left_without_a_file(tmp_path
     told = view.stats()
     assert (told["segments"], told["held_segments"], told["wal_entries"]) == (0, 1, 1)
     assert {each["name"]: each["lag_segments"] for each in told["subscribers"]} == {"a": 0, "b": 1}
+
+
+def test_mark_of_one_who_comes_while_a_write_fails_waits_for_no_number_that_is_gone() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, dataclasses.replace(LONG, segment_hold_ms=0)) as quiver:
+            await following(quiver, "a")
+            disk.delays = {"segments": 0.1, "ack": 0.3}
+            disk.faults = [("write", "segments/", errno.ENOSPC)]
+            await segment(quiver, 7)
+            await world.clock().sleep(0.01)
+            await quiver.register("late")
+            assert not disk.faults
+            assert await drain(quiver, "late") == [7]
+            [late] = [each for each in quiver.stats().subscribers if each.name == "late"]
+            assert (late.high_water, late.gap_set_size) == (2, 0)
+
+    simulate(scenario)
+
+
+def test_room_that_leased_segments_will_take_as_files_is_no_room_to_be_had() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        async with store(world, disk, LONG) as quiver:
+            await following(quiver, "a")
+            await sealed(quiver, 7)
+            before = quiver._retention._bytes_at_least(0)
+            await got(quiver, "a")
+            assert quiver._retention._bytes_at_least(0) - before == quiver.stats().open_bytes > 0
+
+    simulate(scenario)

@@ -485,6 +485,11 @@ class Quiver:
             return
         if isinstance(record, Unregister):
             self._deliveries.forget(record.subscriber)
+        elif isinstance(record, Register):
+            # Also what a write left that failed while the record was on its way.
+            who = self._acks.state.subscribers[record.subscriber]
+            for first, last in self._gone_behind(record.after):
+                who.resolve(first, last)
         self._backlog.applied(record)
         self._retention.judge(record)
         self._trim_wanted.set()
@@ -524,9 +529,12 @@ class Quiver:
         else:
             after = min(max(start, oldest), self._finalizer.next_segment) - 1
         # Numbers that are gone already are resolved for the newcomer, or its mark would wait for them.
-        present = RunSet((number, number) for number in sorted(self._segments))
-        gone = present.gaps(after + 1, self._acks.state.next_segment - 1)
+        gone = self._gone_behind(after)
         return [Register(name, after), *(Outcome(name, first, last, "ack") for first, last in gone)]
+
+    def _gone_behind(self, after: int) -> list[tuple[int, int]]:
+        present = RunSet((number, number) for number in sorted(self._segments))
+        return present.gaps(after + 1, self._acks.state.next_segment - 1)
 
     async def unregister(self, name: str) -> bool:
         """Remove a subscriber, durably: it pins nothing any more. False where there is none."""

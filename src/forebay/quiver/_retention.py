@@ -109,10 +109,10 @@ class Retention:
     def _bytes_at_least(self, more: int) -> int:
         """What `projected_bytes` comes to if everything goes that may."""
         parts = self._parts
-        held = sum(
-            parts.segments[each].file_bytes for each in parts.deliveries.leased() if each in parts.segments
-        )
-        kept = held + parts.acks.bytes + parts.deliveries.aside_bytes
+        leased = [parts.segments[each] for each in parts.deliveries.leased() if each in parts.segments]
+        # One that is no file yet will be as large as what is in it.
+        kept = sum(each.file_bytes or each.raw_bytes for each in leased)
+        kept += parts.acks.bytes + parts.deliveries.aside_bytes
         return kept + 2 * (parts.wal.pending_bytes + more) + self._config.ack_rotation_bytes + RESERVE_BYTES
 
     def registered(self, info: SegmentInfo) -> None:
