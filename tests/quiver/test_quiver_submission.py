@@ -12,7 +12,7 @@ from tests.quiver.sim_disk import SimDisk
 
 from forebay.errors import ForebayError, LimitExceeded, UsageError
 from forebay.formats.quiver_wal import SCHEMA_BYTES_MAX
-from forebay.quiver import QuiverFull, _quiver, _segment_file
+from forebay.quiver import QuiverFull, _newcomers, _segment_file
 from forebay.testing.world import World
 
 SLOW = dataclasses.replace(SMALL, segment_open_ms=1_000_000)
@@ -128,7 +128,7 @@ def test_batch_that_cannot_be_written_stops_no_other(monkeypatch: pytest.MonkeyP
 
 
 def test_subscribers_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_quiver, "SUBSCRIBERS_MAX", 2)
+    monkeypatch.setattr(_newcomers, "SUBSCRIBERS_MAX", 2)
 
     async def scenario(world: World, disk: SimDisk) -> None:
         async with store(world, disk, SLOW) as quiver:

@@ -8,12 +8,13 @@ from forebay.quiver._errors import DirectoryInUse, QuiverFailed, QuiverFull, Unk
 from forebay.quiver._forward import Forwarded, Forwarder, read_forwarded
 from forebay.quiver._inspect import DirectoryView, describe_segment
 from forebay.quiver._local_disk import LocalDisk
-from forebay.quiver._quiver import Quiver, Receipt
+from forebay.quiver._quiver import Quiver
 from forebay.quiver._reading import SegmentView
 from forebay.quiver._repair import Repaired, repair
 from forebay.quiver._report import RecoveryReport
 from forebay.quiver._selection import Selection
 from forebay.quiver._stats import QuiverStats, SubscriberStats
+from forebay.quiver._submission import Receipt
 
 __all__ = [
     "Delivery",

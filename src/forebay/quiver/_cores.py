@@ -41,8 +41,9 @@ from forebay.quiver._delivery import Delivery
 from forebay.quiver._errors import DirectoryInUse, from_os_error
 from forebay.quiver._local_disk import make_directories, sync_directory
 from forebay.quiver._metrics import QuiverMetrics
-from forebay.quiver._quiver import Quiver, Receipt
+from forebay.quiver._quiver import Quiver
 from forebay.quiver._retention import RESERVE_BYTES
+from forebay.quiver._submission import Receipt
 
 __all__ = ["QuiverCore"]
 

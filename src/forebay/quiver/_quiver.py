@@ -23,12 +23,11 @@ from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Final, Self
 
-import msgspec
 import pyarrow as pa
 
-from forebay.errors import Backpressure, Closed, ForebayError, LimitExceeded, UsageError
+from forebay.errors import Backpressure, Closed, ForebayError, UsageError
 from forebay.formats import quiver_ack, quiver_wal
-from forebay.formats.quiver_ack import Dropped, Finalized, Outcome, Record, Register, Sealed, Unregister
+from forebay.formats.quiver_ack import Finalized, Record, Register, Sealed, Unregister
 from forebay.formats.quiver_frame import FRAME_OVERHEAD_BYTES, WAL_MAGIC, check_body
 from forebay.kit.clock import Clock, SystemClock
 from forebay.kit.metrics import MetricsRegistry
@@ -46,35 +45,25 @@ from forebay.quiver._group_log import GroupLog, Item
 from forebay.quiver._local_disk import LocalDisk
 from forebay.quiver._log_files import LogSettings
 from forebay.quiver._metrics import GroupSeries, QuiverMetrics
+from forebay.quiver._newcomers import Newcomers
 from forebay.quiver._orphans import Orphans
 from forebay.quiver._reading import SegmentView
 from forebay.quiver._recovery import DIRECTORIES, ENTRY_TYPE, Recovered, recover
 from forebay.quiver._report import RecoveryReport
 from forebay.quiver._retention import Parts, Retention
-from forebay.quiver._runs import RunSet
 from forebay.quiver._segment_file import Batch, SegmentInfo
 from forebay.quiver._selection import Selection
 from forebay.quiver._stats import QuiverStats, collect
-from forebay.quiver._submission import Forms, context_of
+from forebay.quiver._submission import Forms, Receipt, context_of
 from forebay.quiver._to_the_end import to_the_end
 
-__all__ = ["Quiver", "Receipt"]
+__all__ = ["Quiver"]
 
 _log = logging.getLogger(__name__)
-SUBSCRIBERS_MAX: Final = 1_000
-"""Subscribers of one Quiver store: each is asked about each segment."""
 YIELD_BYTES: Final = 512 * 1024
 """Encoded bytes that one producer may queue before others get a turn."""
 SLACK_BYTES: Final = 64 * 1024
 """Bytes, and as many again as a batch has, that it may keep in memory besides its own."""
-
-
-class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """A batch that is durable."""
-
-    sequence: int
-    """Its place in the WAL."""
-    ingested_ms: int
 
 
 class Quiver:
@@ -211,6 +200,9 @@ class Quiver:
             ),
             found.newest_ms,
         )
+        self._newcomers = Newcomers(
+            self._acks, self._finalizer, self._segments, skips_nothing=self.report.redelivery_possible
+        )
         self._admission = Admission(config, self._wal, self._finalizer, self._retention, self._check_open)
         self._acks.start(
             found.ack_files,
@@ -242,17 +234,9 @@ class Quiver:
         """Bring `ack.log` up to date with what was found, then put the WAL's entries back."""
         for record in found.unrecorded:
             self._acks.finalized(record)
-        lost: list[Record] = []
-        for number in found.report.segments_lost:
-            lost.extend(
-                Outcome(who.name, number, number, "dropped", "lost")
-                for who in found.state.subscribers.values()
-                if not who.is_resolved(number)
-            )
-            lost.append(Dropped(number, "lost", 0, 0))
         # On a full disk these wait for the next opening; nothing depends on them.
         with contextlib.suppress(ForebayError):
-            await self._acks.commit(lost)
+            await self._acks.commit(found.losses())
             await self._deliveries.bound_aside()
         self._retention.judge_all()
         await self._replay(found)
@@ -272,28 +256,28 @@ class Quiver:
         sealed: dict[int, tuple[Kind, list[Batch]]] = {}
         for each in found.replay:
             entry = each.entry
+            kind = (entry.signal, entry.fingerprint)
             batch = Batch(each.sequence, each.time_ms, entry.batch, dict(entry.context), entry.size)
             if each.segment is not None:
-                sealed.setdefault(each.segment, ((entry.signal, entry.fingerprint), []))[1].append(batch)
+                sealed.setdefault(each.segment, (kind, []))[1].append(batch)
                 continue
             if self._retention.is_expired(now_ms, each.time_ms):
                 expired.setdefault(entry.signal, []).append(batch)
-            kept.append((entry, batch))
+            kept.append((kind, batch))
         for number, (kind, batches) in sorted(sealed.items()):
             self._hold(self._finalizer.restore(number, kind, batches))
-        if sealed:
-            # Oldest first again.
-            for number in sorted(self._segments):
-                self._segments[number] = self._segments.pop(number)
+        # Oldest first again.
+        for number in sorted(self._segments) if sealed else ():
+            self._segments[number] = self._segments.pop(number)
         dropped: set[int] = set()
         # Where it cannot be recorded they are kept, and expire later.
         with contextlib.suppress(ForebayError):
             if expired:
                 await self._retention.drop_entries(expired, "expired")
             dropped = {each.sequence for batches in expired.values() for each in batches}
-        for entry, batch in kept:
+        for kind, batch in kept:
             if batch.sequence not in dropped:
-                self._finalizer.add((entry.signal, entry.fingerprint), [batch])
+                self._finalizer.add(kind, [batch])
         found.report.entries_expired = len(dropped)
         found.report.entries_replayed -= len(dropped)
 
@@ -486,10 +470,7 @@ class Quiver:
         if isinstance(record, Unregister):
             self._deliveries.forget(record.subscriber)
         elif isinstance(record, Register):
-            # Also what a write left that failed while the record was on its way.
-            who = self._acks.state.subscribers[record.subscriber]
-            for first, last in self._gone_behind(record.after):
-                who.resolve(first, last)
+            self._newcomers.applied(record)
         self._backlog.applied(record)
         self._retention.judge(record)
         self._trim_wanted.set()
@@ -505,36 +486,7 @@ class Quiver:
         self._check_open()
         quiver_ack.check_subscriber(name)
         async with self._retention.lock:
-            there = self._acks.state.subscribers
-            if name not in there:
-                if len(there) >= SUBSCRIBERS_MAX:
-                    raise LimitExceeded(
-                        "SUBSCRIBERS_MAX",
-                        limit=SUBSCRIBERS_MAX,
-                        actual=len(there) + 1,
-                        hint="unregister those that nobody serves any more",
-                    )
-                await self._acks.register(self._registration(name, start))
-
-    def _registration(self, name: str, start: str | int) -> list[Record]:
-        # One that is being written now has a number that no record has spoken of yet: it is still to come.
-        oldest = min(self._segments, default=self._acks.state.next_segment)
-        # When damage took acknowledgements, this may be a subscriber that was there before: skip nothing.
-        if start == "earliest" or self.report.redelivery_possible:
-            after = oldest - 1
-        elif start == "latest":
-            after = self._finalizer.next_segment - 1
-        elif not isinstance(start, int) or isinstance(start, bool) or start < 1:
-            raise UsageError(f"start is {start!r}", hint="earliest, latest, or the number of a segment")
-        else:
-            after = min(max(start, oldest), self._finalizer.next_segment) - 1
-        # Numbers that are gone already are resolved for the newcomer, or its mark would wait for them.
-        gone = self._gone_behind(after)
-        return [Register(name, after), *(Outcome(name, first, last, "ack") for first, last in gone)]
-
-    def _gone_behind(self, after: int) -> list[tuple[int, int]]:
-        present = RunSet((number, number) for number in sorted(self._segments))
-        return present.gaps(after + 1, self._acks.state.next_segment - 1)
+            await self._newcomers.add(name, start)
 
     async def unregister(self, name: str) -> bool:
         """Remove a subscriber, durably: it pins nothing any more. False where there is none."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from forebay.errors import FormatError
 from forebay.formats import Corrupt, quiver_ack, quiver_wal
-from forebay.formats.quiver_ack import Finalized, Record
+from forebay.formats.quiver_ack import Dropped, Finalized, Outcome, Record
 from forebay.formats.quiver_frame import (
     ACK_MAGIC,
     FILE_HEADER_BYTES,
@@ -82,6 +82,18 @@ class Recovered:
     """Bytes in `quarantine/` and `dead/`."""
     newest_ms: int = 0
     """The latest time that a file speaks of."""
+
+    def losses(self) -> list[Record]:
+        """What subscribers are told of segments that are gone."""
+        records: list[Record] = []
+        for number in self.report.segments_lost:
+            records.extend(
+                Outcome(who.name, number, number, "dropped", "lost")
+                for who in self.state.subscribers.values()
+                if not who.is_resolved(number)
+            )
+            records.append(Dropped(number, "lost", 0, 0))
+        return records
 
 
 def recover(disk: Disk, *, read_only: bool = False) -> Recovered:

@@ -1,4 +1,5 @@
-"""What a producer hands in, looked at before it is written: what a replay would refuse is never acknowledged.
+"""What a producer hands in, and what he gets for it. It is looked at before it is written: what a replay
+would refuse is never acknowledged.
 
 The checks cost some microseconds per batch. Without them a batch would be durable, would be told to be, and
 would be put aside as damaged after the next crash.
@@ -9,18 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from forebay.errors import UsageError
 from forebay.formats import Corrupt, quiver_wal
 from forebay.formats.quiver_wal import SchemaForm
 
-__all__ = ["Forms", "context_of"]
+__all__ = ["Forms", "Receipt", "context_of"]
 
 SCHEMAS_KEPT: Final = 256
 """Schemas whose form Quiver keeps at hand."""
 NO_CONTEXT: Final[dict[str, str]] = {}
 """One for all batches without: an object for each would be looked at by every garbage collection."""
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """A batch that is durable."""
+
+    sequence: int
+    """Its place in the WAL."""
+    ingested_ms: int
 
 
 class Forms:
