@@ -301,6 +301,28 @@ def test_segment_that_cannot_be_written_is_kept_and_tried_again() -> None:
     simulate(scenario)
 
 
+def test_no_more_is_dropped_than_the_cap_asks_for() -> None:
+    async def scenario(world: World, disk: SimDisk) -> None:
+        config = dataclasses.replace(
+            LONG, size_cap_policy="drop_oldest", wal_file_bytes=4_096, wal_spare_files=0
+        )
+        async with store(world, disk, config) as quiver:
+            await following(quiver, "a")
+            # Each has a WAL file of its own.
+            for number in range(2):
+                await segment(quiver, number)
+                await world.clock().sleep(0.1)
+            retention = quiver._retention
+            free = config.size_cap_bytes - retention.projected_bytes(0)
+            # Over the cap by more than a segment in memory, and by less than that with its WAL file.
+            await retention.admit((free + 4_000) // 2)
+            [reader] = quiver.stats().subscribers
+            assert reader.dropped == {"size": 1}
+            assert await drain(quiver, "a") == [1]
+
+    simulate(scenario)
+
+
 # The crash matrix.
 
 OPERATIONS = crash_once(0, 10**9, power_loss=False, held=True)

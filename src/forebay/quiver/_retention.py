@@ -252,6 +252,8 @@ class Retention:
             if victim is not None:
                 if not await self._drop([victim], "size"):
                     return
+                # One that was no file yet leaves its place in the WAL.
+                await self._trim()
             elif finalizer.is_writing or (finalizer.is_busy and finalizer.problem is None):
                 await finalizer.changed()
                 await self._trim()
