@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import socket
+import stat
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -132,11 +133,14 @@ async def test_a_timeout_is_an_unknown_outcome(destination: Destination) -> None
 
 def open_sockets(port: int) -> Iterator[socket.socket]:
     """Those of this process that are connected to the port."""
-    for path in Path("/proc/self/fd").iterdir():
-        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as found:
-            peer: Any = found.getpeername()
-            if found.type == socket.SOCK_STREAM and isinstance(peer, tuple) and peer[1] == port:
-                yield found
+    for path in list(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):
+            if not stat.S_ISSOCK(path.stat().st_mode):
+                continue  # Its duplicate would stay open: the end of a pipe keeps whoever reads from it waiting.
+            with socket.socket(fileno=os.dup(int(path.name))) as found:
+                peer: Any = found.getpeername()
+                if found.type == socket.SOCK_STREAM and isinstance(peer, tuple) and peer[1] == port:
+                    yield found
 
 
 async def test_the_kernel_does_not_talk_for_long_to_a_machine_that_is_gone(destination: Destination) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,12 +70,6 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
         process = gateway.proc
         if process.stdin is not None:
             process.stdin.close()
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            # Seen behind thousands of tests, never behind those of Spark alone. It must not outlive us.
-            logging.getLogger(__name__).warning("the JVM %d did not end by itself", process.pid)
-            process.kill()
-            process.wait()
+        process.wait(timeout=120)
         SparkContext._gateway = None
         SparkContext._jvm = None
