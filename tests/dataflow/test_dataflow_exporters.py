@@ -136,7 +136,7 @@ def open_sockets(port: int) -> Iterator[socket.socket]:
     for path in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):
             if not stat.S_ISSOCK(path.stat().st_mode):
-                continue  # Its duplicate would stay open: the end of a pipe keeps whoever reads from it waiting.
+                continue  # A duplicate of it would stay open: that of a pipe keeps its reader waiting.
             with socket.socket(fileno=os.dup(int(path.name))) as found:
                 peer: Any = found.getpeername()
                 if found.type == socket.SOCK_STREAM and isinstance(peer, tuple) and peer[1] == port:
