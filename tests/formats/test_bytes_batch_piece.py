@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from forebay.errors import LimitExceeded, UsageError
 from forebay.formats import bytes_batch, bytes_batch_join
 from forebay.formats.bytes_batch import BytesBatch, Codec, decode, encode, encode_batch, read_back
 from forebay.formats.bytes_batch_join import columns_of, merge, open_piece
-from forebay.formats.bytes_batch_piece import piece_of, piece_of_lists, piece_of_texts
+from forebay.formats.bytes_batch_piece import piece_of, piece_of_lists, piece_of_texts, pieces_of
 
 CODECS = st.sampled_from(("none", "zstd"))
 
@@ -29,6 +30,22 @@ def test_merged_pieces_are_the_encoded_merge_of_the_columns(
         frame = merge(pieces, time_ms=77, codec=codec)
         assert frame.tobytes() == expected
         assert (len(frame), frame.crc32c) == (len(expected), crc32c(expected))
+
+
+@given(st.lists(encoded(), min_size=1, max_size=5), st.data())
+def test_a_batch_that_is_cut_up_gives_the_pieces_of_its_slices(
+    batches: list[tuple[bytes, int]], data: st.DataObject
+) -> None:
+    batch = bytes_batch.merge([decode(each) for each, _ in batches], time_ms=77)
+    skipped = data.draw(st.integers(0, len(batch) - 1))
+    batch = batch.slice(skipped, len(batch) - skipped)
+    cuts = data.draw(st.sets(st.integers(1, len(batch) - 1))) if len(batch) > 1 else set()
+    bounds = [0, *sorted(cuts), len(batch)]
+    expected = [piece_of(batch.slice(first, last - first)) for first, last in pairwise(bounds)]
+    found = pieces_of(batch, [len(piece) for piece in expected])
+    assert [merge([piece], time_ms=1).tobytes() for piece in found] == [
+        merge([piece], time_ms=1).tobytes() for piece in expected
+    ]
 
 
 @given(encoded())

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql.types import StringType, StructType
 
 import forebay
@@ -21,6 +23,7 @@ from forebay.spark._log_sink import (
     LogBatchWriter,
     LogSinkOptions,
     StagedRows,
+    _gathered,
     _Task,
 )
 from forebay.spark._options import Options
@@ -87,6 +90,19 @@ def test_rows_keep_their_order_however_they_arrive(tmp_path: Path, rows_each: in
     # One append for a partition of one object, whatever the number of batches.
     assert len(staged) == len(expected(partitions, iter(range(ROWS))))
     assert len({append.uri for append in staged}) == 1
+
+
+@given(st.data())
+def test_rows_are_moved_as_they_are(data: st.DataObject) -> None:
+    widths = st.just(data.draw(st.integers(0, 3))) if data.draw(st.booleans()) else st.integers(0, 3)
+    row = widths.flatmap(lambda width: st.binary(min_size=width, max_size=width))
+    some = data.draw(st.lists(row | st.none() if data.draw(st.booleans()) else row, min_size=1, max_size=9))
+    skipped = data.draw(st.integers(0, len(some) - 1))
+    order = data.draw(st.permutations(range(len(some) - skipped)))
+    column = pa.array(some, pa.binary()).slice(skipped)
+    moved = _gathered(column, pa.array(order, pa.int64()))
+    moved.validate(full=True)
+    assert moved.to_pylist() == [some[skipped + place] for place in order]
 
 
 def test_a_topic_per_row_and_a_topic_for_the_rest(tmp_path: Path) -> None:

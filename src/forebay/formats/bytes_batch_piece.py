@@ -16,6 +16,7 @@ long as their owner does not write to them, and nobody does.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from forebay.errors import UsageError
 from forebay.formats._errors import Corrupt
@@ -40,12 +42,22 @@ from forebay.formats.bytes_batch import (
     _data,
     _header_columns,
     _lengths,
+    _offsets,
     _read_prefix,
     _uncompressed,
     integers_of,
 )
 
-__all__ = ["Buffer", "HeaderSections", "Piece", "open_piece", "piece_of", "piece_of_lists", "piece_of_texts"]
+__all__ = [
+    "Buffer",
+    "HeaderSections",
+    "Piece",
+    "open_piece",
+    "piece_of",
+    "piece_of_lists",
+    "piece_of_texts",
+    "pieces_of",
+]
 
 Buffer: TypeAlias = bytes | memoryview
 _NO_KEY: Final = _NONE.to_bytes(4, "little")
@@ -171,6 +183,42 @@ def piece_of(batch: BytesBatch) -> Piece:
         [counts, names, values], data = _header_columns(batch.headers)
         piece.headers = HeaderSections(counts.tobytes(), names.tobytes(), values.tobytes(), *data)
     return piece
+
+
+def pieces_of(batch: BytesBatch, counts: Sequence[int]) -> list[Piece]:
+    """The same for so many records each, one after the other: at least one, and together all of the batch.
+
+    What there is to compute is computed once for all of them.
+    """
+    bounds = [0, *itertools.accumulate(counts)]
+    if batch.headers is not None:
+        return [piece_of(batch.slice(first, last - first)) for first, last in itertools.pairwise(bounds)]
+    _check_columns(batch, bounds[-1])
+    value_lengths, values = _cut_column(batch.values, bounds)
+    pieces = [Piece(*each) for each in zip(counts, value_lengths, values, strict=True)]
+    if batch.keys is not None:
+        for piece, lengths, keys in zip(pieces, *_cut_column(batch.keys, bounds), strict=True):
+            piece.key_lengths, piece.keys = lengths, keys
+    if batch.timestamps_ms is not None:
+        section = batch.timestamps_ms.astype("<i8", copy=False).tobytes()
+        for piece, times in zip(pieces, _cut(section, [8 * bound for bound in bounds]), strict=True):
+            piece.times = times
+    return pieces
+
+
+def _cut_column(column: pa.BinaryArray, bounds: Sequence[int]) -> tuple[list[memoryview], list[memoryview]]:
+    """Lengths and data of the records between the bounds."""
+    lengths = _lengths(column).tobytes()
+    if column.null_count:
+        column = column.fill_null(b"")
+    offsets = _offsets(column)[bounds]
+    data = _cut(column.buffers()[2] or b"", offsets.tolist())
+    return _cut(lengths, [4 * bound for bound in bounds]), data
+
+
+def _cut(section: Buffer | pa.Buffer, bounds: Sequence[int]) -> list[memoryview]:
+    view = memoryview(section)
+    return [view[first:last] for first, last in itertools.pairwise(bounds)]
 
 
 def piece_of_lists(

@@ -16,7 +16,6 @@ chooses; rows without a key go to one partition per task.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from pyspark.sql.types import StructType
 
 from forebay.errors import ForebayError, UsageError
 from forebay.formats.bytes_batch import HEADERS_TYPE, BytesBatch, Codec
+from forebay.formats.bytes_batch_piece import pieces_of
 from forebay.log import AppendGroup, Catalog, Publications, Published, StagedAppend, stage
 from forebay.log._keys import PARTITION_MAX, validate_topic
 from forebay.spark._clients import Client, Deployment, client
@@ -168,12 +168,13 @@ class _Task:
         if isinstance(chosen, int):
             yield AppendGroup(topic, chosen, records)
             return
+        counts = np.bincount(chosen)
         # A stable sort of few bits is a radix sort.
-        order = np.argsort(chosen.astype(np.min_scalar_type(int(chosen.max()))), kind="stable")
-        records, chosen = _taken(records, order), chosen[order]
-        bounds = [0, *(np.flatnonzero(np.diff(chosen)) + 1).tolist(), len(chosen)]
-        for first, last in itertools.pairwise(bounds):
-            yield AppendGroup(topic, int(chosen[first]), records.slice(first, last - first))
+        order = np.argsort(chosen.astype(np.min_scalar_type(len(counts))), kind="stable")
+        partitions = np.flatnonzero(counts)
+        pieces = pieces_of(_taken(records, order), counts[partitions].tolist())
+        for partition, piece in zip(partitions.tolist(), pieces, strict=True):
+            yield AppendGroup(topic, partition, piece)
 
     def _chosen(self, topic: str, batch: pa.RecordBatch, records: BytesBatch) -> int | npt.NDArray[np.int32]:
         """The partition of all rows, or of each."""
@@ -237,11 +238,26 @@ def _records(batch: pa.RecordBatch) -> BytesBatch:
 def _taken(records: BytesBatch, order: npt.NDArray[np.int64]) -> BytesBatch:
     indices = pa.array(order)
     return BytesBatch(
-        records.values.take(indices),
-        None if records.keys is None else records.keys.take(indices),
+        _gathered(records.values, indices),
+        None if records.keys is None else _gathered(records.keys, indices),
         None if records.timestamps_ms is None else records.timestamps_ms[order],
         None if records.headers is None else records.headers.take(indices),
     )
+
+
+def _gathered(column: pa.BinaryArray, indices: pa.Array) -> pa.BinaryArray:
+    """Rows in another order. Those of one width are moved in half of the time."""
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    lengths = np.diff(offsets)
+    width = int(lengths[0])
+    # The indices come from a sort: none is out of bounds.
+    if not width or column.null_count or int(lengths.min()) != int(lengths.max()):
+        return pc.take(column, indices, boundscheck=False)
+    data = column.buffers()[2][int(offsets[0]) : int(offsets[-1])]
+    rows = pa.Array.from_buffers(pa.binary(width), len(column), [None, data])
+    moved = pc.take(rows, indices, boundscheck=False)
+    places = pa.py_buffer(np.arange(0, len(data) + 1, width, dtype=np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(column), [None, places, moved.buffers()[1]])
 
 
 class _Writing:

@@ -28,7 +28,7 @@ LENGTHS_MAX: Final = 16
 """Lengths of keys in one batch up to which they are done length by length."""
 KEY_BYTES_MAX: Final = 64
 """Longest key that is done byte by byte."""
-ROWS_AT_ONCE: Final = 8_192
+ROWS_AT_ONCE: Final = 16_384
 """Keys whose checksums are computed together."""
 BITS_MAX: Final = 8
 """Bits of a checksum up to which each is computed by itself."""
