@@ -27,7 +27,7 @@ from forebay.spark.export import (
 from forebay.spark.export._clients import clients
 from forebay.spark.export._sources import open_source
 from forebay.storage import open_store
-from forebay.stream import RetentionPolicy, StreamTier, StreamWriter, TierConfig
+from forebay.stream import RetentionPolicy, StreamTier, StreamWriter, TierConfig, WriterConfig
 
 pytestmark = pytest.mark.xdist_group("export")
 
@@ -47,7 +47,7 @@ def trimming(bed: Bed, offset: int) -> object:
 
 def test_records_that_go_after_the_plan_end_the_export_in_the_same_words(bed: Bed) -> None:
     bed.fill(9, appends=9)
-    with pytest.raises(RecordsTrimmed, match="now begins at 5") as caught:
+    with pytest.raises(RecordsTrimmed, match="goes on at 5") as caught:
         export(bed.config(), step=trimming(bed, 5))  # type: ignore[arg-type]
     assert "--on-data-loss skip" in caught.value.hint
     assert bed.rows().num_rows == 0
@@ -183,4 +183,78 @@ def test_what_a_stream_lets_go_while_it_is_exported_is_a_gap_and_no_silence(
     report = export(config, step=step)
     first = min(read_table(config.target).column("_offset").to_pylist())
     assert 0 < first < 60 and report.rows == 60 - first
+    close_clients()
+
+
+def stream_with_gap(
+    tmp_path: Path, loss: Literal["fail", "skip"], *, exported_up_to_it: bool = False
+) -> ExportConfig:
+    """Records 0 to 29 and 60 to 89: what is between was gone before it was tiered. A commit for each side."""
+    folder, small = tmp_path / "streams" / "orders", TierConfig(fragment_bytes=1_000)
+    source = SourceSpec.parse("stream:orders", str(tmp_path / "bucket"), None)
+    target = TargetSpec.parse(f"delta:{tmp_path / 'table'}")
+    config = ExportConfig(source, target, format="json", on_data_loss=loss, commit_bytes_max=1)
+    for until in (30, 90):
+        segments = WriterConfig(segment_chunks_max=5)
+        with StreamWriter(folder, epoch=1, clock=SystemClock(), config=segments) as writer:
+            while writer.next_offset < until:
+                writer.append([order(writer.next_offset + each) for each in range(3)])
+            writer.commit()
+        for segment in sorted(folder.glob("*.segment"))[:-2]:
+            segment.unlink()
+            segment.with_suffix(".index").unlink()
+        tiered(tmp_path, small)
+        if until == 30 and exported_up_to_it:
+            assert export(config).rows == 30
+    return config
+
+
+AROUND_THE_GAP = [(0, offset) for offset in (*range(30), *range(60, 90))]
+
+
+@pytest.mark.parametrize("commit_bytes_max", [1, 1 << 30])
+def test_an_export_goes_on_behind_a_gap_inside_a_stream_and_tells_it(
+    tmp_path: Path, commit_bytes_max: int
+) -> None:
+    config = stream_with_gap(tmp_path, "skip")
+    config = dataclasses.replace(config, commit_bytes_max=commit_bytes_max)
+    report = export(config)
+    assert (report.rows, report.skipped) == (60, {"stream:orders": 30})
+    assert places(read_table(config.target)) == AROUND_THE_GAP
+    again = export(config)
+    assert (again.records, again.skipped, again.positions) == (0, {}, {"stream:orders": 90})
+    close_clients()
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2])
+def test_an_export_killed_around_a_gap_inside_a_stream_repeats_nothing(tmp_path: Path, commits: int) -> None:
+    config = stream_with_gap(tmp_path, "skip")
+    heard: list[str] = []
+
+    def step(what: str, *_: int) -> None:
+        heard.append(what)
+        if heard.count("committed") == commits and what in ("written", "committed"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(config, step=step)
+    report = export(config)
+    # Told by the export that makes the commit behind it, or by none where that one was killed after it.
+    assert report.skipped == ({"stream:orders": 30} if commits < 2 else {})
+    assert places(read_table(config.target)) == AROUND_THE_GAP
+    close_clients()
+
+
+@pytest.mark.parametrize("exported_up_to_it", [False, True])
+def test_a_gap_inside_a_stream_ends_an_export_that_may_not_lose_any(
+    tmp_path: Path, exported_up_to_it: bool
+) -> None:
+    """What is before it is in the table. An export that began at the gap stepped over it without a word."""
+    config = stream_with_gap(tmp_path, "fail", exported_up_to_it=exported_up_to_it)
+    for _ in range(2):
+        with pytest.raises(RecordsTrimmed, match="everything below 30, but the source goes on at 60"):
+            export(config)
+        assert places(read_table(config.target)) == AROUND_THE_GAP[:30]
+    assert export(dataclasses.replace(config, on_data_loss="skip")).skipped == {"stream:orders": 30}
+    assert places(read_table(config.target)) == AROUND_THE_GAP
     close_clients()

@@ -39,7 +39,7 @@ class RecordsTrimmed(NotDone):
 
     def __init__(self, lane: str, *, position: int, earliest: int) -> None:
         super().__init__(
-            f"{lane}: the table has everything below {position:,}, but the source now begins at {earliest:,}",
+            f"{lane}: the table has everything below {position:,}, but the source goes on at {earliest:,}",
             hint="go on behind the gap with --on-data-loss skip, and keep records longer than exports take",
         )
         self.lane = lane

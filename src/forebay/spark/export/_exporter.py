@@ -33,7 +33,7 @@ from forebay.spark.export._facts import DEAD_SCHEMA, EXAMPLES_MAX, METADATA, Spa
 from forebay.spark.export._partitioning import Partitioning
 from forebay.spark.export._sources import Lane, Source, open_source
 from forebay.spark.export._tables import Commit, Handle, commit_once, open_table
-from forebay.spark.export._task import decoder_of
+from forebay.spark.export._task import decoder_of, joined
 from forebay.spark.export._types import (
     COLUMNS_MAX,
     choose,
@@ -209,8 +209,9 @@ class Exporter:
         seen: Seen = {}
         for lane in goal.values():
             end = min(lane.next, lane.earliest + INFER_RECORDS)
-            if end > lane.earliest:
-                for some in self._source.read(Span(lane.name, lane.earliest, end, 0)):
+            spans = self._source.spans(lane.name, lane.earliest, end) if end > lane.earliest else []
+            for span in joined(spans):
+                for some in self._source.read(span):
                     values = pa.chunked_array([batch.column("value") for batch in some])
                     add_seen(seen, decoder.look(values.combine_chunks()))
         if not seen and all(lane.next <= lane.earliest for lane in goal.values()):
@@ -259,11 +260,12 @@ class Exporter:
             gone = max(lane.earliest - start, 0)
             if gone and self.config.on_data_loss == "fail":
                 raise RecordsTrimmed(lane.name, position=start, earliest=lane.earliest)
-            start += gone
-            if start < lane.next or gone or (known is None and self.config.start == "latest"):
-                ranges.append(_Range(lane.name, known, start, lane.next, gone))
+            if start + gone < lane.next or gone or (known is None and self.config.start == "latest"):
+                ranges.append(_Range(lane.name, known, start, start + gone, lane.next))
         for each in ranges:
             each.spans = self._source.spans(each.lane, each.start, each.end) if each.start < each.end else []
+            if each.gone and self.config.on_data_loss == "fail":
+                _end_at_gap(each)
         return _within(ranges, self.config.commit_bytes_max)
 
     def _tasks(self, handle: Handle, plan: Sequence[_Range]) -> list[Task]:
@@ -424,11 +426,30 @@ class _Range:
     lane: str
     known: int | None
     """What the table says."""
+    begin: int
+    """Where the round before it ended."""
     start: int
+    """The first position from there on that the source can have: it begins there, or before."""
     end: int
-    gone: int = 0
-    """Positions before the start that the source no longer has."""
     spans: list[Span] = field(default_factory=list)
+
+    @property
+    def gone(self) -> int:
+        """Positions that the source does not have: before the start, or between the spans."""
+        return self.end - self.begin - sum(span.end - span.start for span in self.spans)
+
+
+def _end_at_gap(each: _Range) -> None:
+    """Cut a range where its first gap begins; raise `RecordsTrimmed` where there is nothing before it."""
+    end, before = each.start, 0
+    for span in each.spans:
+        if span.start != end:
+            break
+        end, before = span.end, before + 1
+    if not before:
+        following = each.spans[0].start if each.spans else each.end
+        raise RecordsTrimmed(each.lane, position=each.start, earliest=following)
+    each.spans, each.end = each.spans[:before], end
 
 
 def _within(ranges: list[_Range], bytes_max: int) -> list[_Range]:

@@ -67,7 +67,8 @@ class Source(Protocol):
         """Every lane as it is now."""
 
     def spans(self, lane: str, start: int, end: int) -> list[Span]:
-        """The range in pieces that can be read one by one, in order, without touching objects."""
+        """The range in pieces that can be read one by one, in order, without touching objects. Positions that
+        the source is known not to have are in none."""
 
     def read(self, span: Span) -> Iterator[list[pa.RecordBatch]]:
         """The records of a range, with the columns of `SOURCE_SCHEMA`."""
@@ -244,9 +245,16 @@ class StreamSource:
         return [Lane(self._lane, self._reader.first_offset, self._reader.next_offset)]
 
     def spans(self, lane: str, start: int, end: int) -> list[Span]:
-        """Equal pieces: chunks are found by offset."""
-        cuts = [*range(start, end, STREAM_SPAN_RECORDS), end]
-        return [Span(lane, low, high, (high - low) * STREAM_RECORD_BYTES) for low, high in pairwise(cuts)]
+        """Equal pieces: chunks are found by offset. What never reached the bucket is in none."""
+        held = self._reader.remote.held
+        spans = []
+        for gap, following in [*sorted(held.head.gaps if held is not None else ()), (end, end)]:
+            cuts = [*range(start, min(gap, end), STREAM_SPAN_RECORDS), min(gap, end)]
+            spans += [
+                Span(lane, low, high, (high - low) * STREAM_RECORD_BYTES) for low, high in pairwise(cuts)
+            ]
+            start = max(start, following)
+        return spans
 
     def read(self, span: Span) -> Iterator[list[pa.RecordBatch]]:
         """Chunks from the one that holds the start on, cut to the range."""
@@ -254,24 +262,21 @@ class StreamSource:
 
     async def _scan(self, span: Span) -> AsyncIterator[pa.RecordBatch]:
         """Whoever asks a stream for what is gone gets what is left, so it is looked at what is."""
-        begun = False
         try:
-            async for batch in self._chunks(span):
-                if not begun:
-                    self._check_whole(span)
-                begun = True
+            place = await self._reader.attach(Spec("offset", span.start))
+            if place > span.start:
+                raise Overtaken(span.lane, offset=span.start, resume_offset=place)
+            async for batch in self._chunks(place, span):
                 yield batch
         except Overtaken as error:
-            raise RecordsTrimmed(span.lane, position=error.offset, earliest=error.resume_offset) from error
-        if not begun:
-            self._check_whole(span)
+            # The chunk behind the range is looked at, too, and a gap may come before it.
+            if error.offset < span.end:
+                raise RecordsTrimmed(
+                    span.lane, position=error.offset, earliest=error.resume_offset
+                ) from error
 
-    def _check_whole(self, span: Span) -> None:
-        if self._reader.first_offset > span.start:
-            raise RecordsTrimmed(span.lane, position=span.start, earliest=self._reader.first_offset)
-
-    async def _chunks(self, span: Span) -> AsyncIterator[pa.RecordBatch]:
-        async for chunk in self._reader.chunks(Spec("offset", span.start)):
+    async def _chunks(self, place: int, span: Span) -> AsyncIterator[pa.RecordBatch]:
+        async for chunk in self._reader.chunks(place):
             header = chunk.header
             if header.chunk_id >= span.end:
                 return

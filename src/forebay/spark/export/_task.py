@@ -7,7 +7,7 @@ twice, or twice at once, writes other files with the same rows, of which a commi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -28,7 +28,7 @@ from forebay.spark.export._sources import SOURCE_SCHEMA, open_source
 from forebay.spark.export._types import is_name
 from forebay.storage import ABSENT
 
-__all__ = ["decoder_of", "payload_of", "run_task"]
+__all__ = ["decoder_of", "joined", "payload_of", "run_task"]
 
 CHUNK_BYTES: Final = 16 * 1024 * 1024
 """Bytes of records decoded at a time: small appends are put together, which the parsers like."""
@@ -84,7 +84,7 @@ class _Run:
 
     def run(self) -> TaskResult:
         began = time.thread_time()
-        for span in _joined(self._task.spans):
+        for span in joined(self._task.spans):
             self._read(span)
         wanted = self._new_columns() if self._config.new_columns == "add" else {}
         lacking = set(self._missing) - set(wanted) - set(self._payload.names)
@@ -220,7 +220,7 @@ def _without(table: pa.Table, decoded: Decoded, outside: Mapping[int, str]) -> p
     return table.filter(pa.array(~np.isin(rows, list(bad))))
 
 
-def _joined(spans: tuple[Span, ...]) -> Iterator[Span]:
+def joined(spans: Sequence[Span]) -> Iterator[Span]:
     """Neighbouring spans as one, so that one scan reads ahead over all of them."""
     current: Span | None = None
     for span in spans:
