@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pyarrow as pa
 import pytest
 from tests.spark.export.bed import KINDS, Bed, order
 
+import forebay
 from forebay.errors import UsageError
 from forebay.spark.export import export
 from forebay.spark.export._dead import APPEND_BYTES_MAX, _portion
@@ -35,6 +38,46 @@ def test_what_only_one_of_two_exports_cannot_decode_is_kept(bed: Bed, place: str
         for row in rows
     )
     assert offsets == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("partitions", [3, 7])
+@pytest.mark.parametrize("when", ["dead", "committed"])
+def test_a_topic_of_dead_letters_that_is_grown_after_a_crash_gets_none_twice(
+    bed: Bed, when: str, partitions: int
+) -> None:
+    """Both lanes had another partition by their hash then, where nobody knew what was kept."""
+    assert all(zlib.crc32(f"orders:{number}".encode()) % partitions for number in range(2))
+    bed.send([b"{one", order(1)], partition=0)
+    bed.send([b"{two", order(2)], partition=1)
+    config = bed.config(dead_letter="topic:dead")
+
+    def step(what: str, *_: int) -> None:
+        if what == when:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(config, step=step)
+    with forebay.connect(bed.bay_directory) as bay:
+        bay.topics.alter("dead", partitions=partitions)
+    bed.send([b"{three"], partition=0)
+    export(config)
+    bed.send([b"{four"], partition=1)
+    export(config)
+    wanted = [b"{four", b"{one", b"{three", b"{two"]
+    assert sorted(row["value"] for row in bed.read_topic("dead")) == wanted
+    assert bed.rows().num_rows == 2
+
+
+def test_lanes_go_to_all_partitions_of_a_topic_of_dead_letters(bed: Bed) -> None:
+    with forebay.connect(bed.bay_directory) as bay:
+        bay.topics.create("dead", partitions=3)
+    bed.send([b"{one"], partition=0)
+    bed.send([b"{two"], partition=1)
+    export(bed.config(dead_letter="topic:dead"))
+    assert sorted((row["partition"], row["value"]) for row in bed.read_topic("dead")) == [
+        (1, b"{one"),
+        (2, b"{two"),
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

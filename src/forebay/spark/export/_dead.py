@@ -16,8 +16,11 @@ kept; tasks leave out what lies below. In a **topic** there are no numbers, but 
 
     crash after the append, before the commit     the next round finds X and appends the rest, or nothing
     two exporters at once                         one sequence number each; the second sees the first's X
+    the topic was grown in between                a lane stays in the partition that knows its producer
 
-The mark is part of the commit, so a round reads only what was appended since.
+The mark is part of the commit, so a round reads only what was appended since. A lane without a producer yet
+goes by its hash and the number of partitions, as it is in that round. What is left: two exporters of one
+table at once, both with a lane's first bad record, and a topic that is grown between their looks.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ import pyarrow.compute as pc
 
 from forebay.errors import NotDone, UsageError
 from forebay.log import AppendGroup, Catalog, LogReader, LogWriter, OutOfSequence, TopicExists
+from forebay.log._keys import PartitionKeys
+from forebay.log._records import Control, decode_record
 from forebay.spark.export._clients import Clients
 from forebay.spark.export._config import ExportConfig, SourceSpec, TargetSpec
 from forebay.spark.export._facts import DEAD_SCHEMA
@@ -172,17 +177,17 @@ class _DeadTopic:
         self._clients = clients
         self._reader: LogReader = clients.reader(source.store, source.coordinator)
         self._writer: LogWriter = clients.writer(source.store, source.coordinator)
-        self._partitions = clients.run(self._prepare())
+        self._coordinator = clients.parts(source.store, source.coordinator).coordinator
+        clients.run(self._prepare())
         self._offsets: dict[str, int] = {}
         self._sequences: dict[str, int] = {}
         self._handle: Handle | None = None
 
-    async def _prepare(self) -> int:
+    async def _prepare(self) -> None:
         catalog: Catalog = self._writer.catalog
         if self._topic not in [topic.topic for topic in await catalog.list()]:
             with contextlib.suppress(TopicExists):
                 await catalog.create(self._topic, partitions=1)
-        return (await catalog.describe(self._topic)).partitions
 
     def begin(self, handle: Handle) -> None:
         """The marks are those of the handle."""
@@ -201,12 +206,28 @@ class _DeadTopic:
 
     def keep(self, dead: pa.Table, ends: Mapping[str, int]) -> None:
         """Lane by lane, in order of the offsets."""
+        if not dead.num_rows:
+            return
+        count, homes = self._clients.run(self._homes())
         for lane, rows in _by_lane(dead, self._source):
-            self._clients.run(self._keep_lane(lane, rows))
+            home = homes.get(self._producer(lane), zlib.crc32(lane.encode()) % count)
+            self._clients.run(self._keep_lane(lane, home, rows))
 
-    async def _keep_lane(self, lane: str, rows: pa.Table) -> None:
+    async def _homes(self) -> tuple[int, dict[str, int]]:
+        """The number of partitions, and where those that appended before did so: a topic that is grown leaves
+        everybody in place."""
+        count = (await self._writer.catalog.describe(self._topic)).partitions
+        every = [PartitionKeys(self._topic, number) for number in range(count)]
+        found = await self._coordinator.get_many([(each.control, each.partition_key) for each in every])
+        homes: dict[str, int] = {}
+        for keys, record in zip(every, found, strict=True):
+            if record is not None:
+                known = decode_record(Control, record.key, record.value).producers
+                homes |= dict.fromkeys(known, keys.partition)
+        return count, homes
+
+    async def _keep_lane(self, lane: str, partition: int, rows: pa.Table) -> None:
         assert self._handle is not None
-        partition = zlib.crc32(lane.encode()) % self._partitions
         ends = await self._reader.offsets(self._topic, partition)
         position = max(self._handle.position(f"dead-offset:{lane}") or 0, ends.earliest)
         if position > ends.next:  # The mark is of another topic, which was the place before.
@@ -271,8 +292,12 @@ class _DeadTopic:
             timestamps_ms=np.asarray(times.to_numpy(), np.int64),
             headers=headers,
         )
-        name = hashlib.sha256(source + b"\n" + self._table).hexdigest()[:40]
-        return AppendGroup(group.topic, group.partition, group.batch, f"dead-{name}", sequence)
+        return AppendGroup(group.topic, group.partition, group.batch, self._producer(lane), sequence)
+
+    def _producer(self, lane: str) -> str:
+        """Who appends a lane's bad records: one export of one table."""
+        whole = f"{self._name}/{lane}\n".encode() + self._table
+        return f"dead-{hashlib.sha256(whole).hexdigest()[:40]}"
 
 
 def _portion(rows: pa.Table) -> pa.Table:
