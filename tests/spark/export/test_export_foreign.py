@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import IntegerType, TimestampType
 from tests.spark.export.bed import KINDS, Bed, order
 
-from forebay.errors import Unsupported, UsageError
+from forebay.errors import NotDone, Unsupported, UsageError
 from forebay.spark.export import export, export_forever, orphans
 
 pytestmark = pytest.mark.xdist_group("export")
@@ -136,20 +137,57 @@ def test_columns_that_somebody_else_added_are_filled_where_a_record_has_them(bed
     assert found == {1: None, 2: 7, 3: None}
 
 
-def test_a_delta_table_that_is_deleted_while_it_is_exported_to_is_made_anew(bed: Bed) -> None:
-    """What delta-rs says then was no error of ours, and ended a continuous export as a defect."""
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+@pytest.mark.parametrize("when", ["planned", "written"])
+def test_a_table_that_is_deleted_while_it_is_exported_to_is_made_anew(bed: Bed, kind: str, when: str) -> None:
+    """What delta-rs says then was no error of ours, and ended a continuous export as a defect. Parquet got a
+    commit without those before it, which ended every export from then on."""
     bed.fill(3)
-    export(bed.config())
+    export(bed.config(kind))
     bed.fill(3)
     deleted: list[str] = []
 
     def step(what: str, *_: int) -> None:
-        if what == "written" and not deleted:
+        if what == when and not deleted:
             deleted.append(what)
-            shutil.rmtree(bed.target("delta").location)
+            shutil.rmtree(bed.target(kind).location)
 
-    assert export(bed.config(), step=step).rows == 12
-    assert bed.rows().num_rows == 12
+    assert export(bed.config(kind), step=step).rows == 12
+    assert bed.rows(kind).num_rows == 12
+
+
+def test_a_parquet_table_that_another_made_anew_meanwhile_is_that_one(bed: Bed) -> None:
+    """Its last number was lower, so that the commit made a gap."""
+    bed.fill(3)
+    for _ in range(3):
+        bed.fill(3)
+        export(bed.config("parquet"))
+    bed.fill(3)
+    others: list[int] = []
+
+    def step(what: str, *_: int) -> None:
+        if what == "written" and not others:
+            shutil.rmtree(bed.target("parquet").location)
+            others.append(export(bed.config("parquet")).rows)
+
+    report = export(bed.config("parquet"), step=step)
+    assert (others, report.rows, report.conflicts) == ([30], 0, 1)
+    assert bed.rows("parquet").num_rows == 30
+
+
+def test_a_parquet_table_that_is_not_all_deleted_says_what_to_do(bed: Bed) -> None:
+    bed.fill(3)
+    for _ in range(2):
+        bed.fill(3)
+        export(bed.config("parquet"))
+    commits = sorted(Path(bed.target("parquet").location, "_forebay", "commits").iterdir())
+    for commit in commits[:-1]:
+        commit.unlink()
+    with pytest.raises(NotDone, match="number 2 is there: it was deleted while an export") as caught:
+        export(bed.config("parquet"))
+    assert "everything under _forebay/commits/" in caught.value.hint
+    commits[-1].unlink()
+    assert export(bed.config("parquet")).rows == 18
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,6 +13,10 @@ A commit:
 A commit is made by putting its object under the next number if no object has it. That is the one step that is
 atomic on every store, so of two commits on the same state one is refused. The files of the table are those
 named by commits; `live_files` lists them. A reader that globs *.parquet instead sees orphans of crashes too.
+
+A number that is free may also be one of a table that was deleted, files and all, since it was loaded. So the
+commit before is looked at first. Who deletes between that look and the put leaves a commit without those
+before it: no table, and told as what it is.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from forebay.errors import FormatError, NotDone, OutcomeUnknown, PreconditionFailed, UsageError
+from forebay.errors import FormatError, NotDone, NotFound, OutcomeUnknown, PreconditionFailed, UsageError
 from forebay.spark.export._clients import Clients
 from forebay.spark.export._errors import CommitConflict, CommitUnknown
 from forebay.spark.export._facts import DataFile
@@ -143,6 +147,8 @@ class ParquetHandle(Handle):
             last.positions | dict(positions),
             [_File(file.path, file.size, file.rows, dict(file.partition)) for file in files],
         )
+        if not self._clients.run(_is_there(self._store, last)):
+            raise CommitConflict(self._store.url, "the table was deleted meanwhile")
         try:
             self._clients.run(_put(self._store, following))
         except OutcomeUnknown as error:
@@ -180,19 +186,34 @@ async def _has(store: ObjectStore, prefix: str) -> bool:
     return False
 
 
+async def _is_there(store: ObjectStore, commit: _Commit) -> bool:
+    """Whether a commit that was read is still part of the table."""
+    try:
+        return (await _read(store, _key(commit.number))).commit == commit.commit
+    except NotFound:
+        return False
+
+
 async def _last(store: ObjectStore) -> _Commit | None:
-    last = None
+    first = last = None
     count = 0
     async for info in store.list(PREFIX):
-        last = info.key
+        first, last = first or info.key, info.key
         count += 1
     if last is None:
         return None
     commit = await _read(store, last)
+    if first != _key(0):
+        raise NotDone(
+            f"{store.url}: the first commits of this table are gone, and number {commit.number} is there: it "
+            "was deleted while an export wrote to it, or not all of it was",
+            hint=f"delete what is left, at least everything under {PREFIX}, and the next export makes the "
+            "table anew from the earliest record on; or bring back what was deleted",
+        )
     if commit.number != count - 1:
         raise NotDone(
             f"{store.url}: {count} commits, the last is number {commit.number}",
-            hint="a commit object was deleted; restore it, or export into a new table",
+            hint=f"commits under {PREFIX} were deleted; restore them, or export into a new table",
         )
     return commit
 
