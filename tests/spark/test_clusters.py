@@ -71,8 +71,10 @@ def ran(arguments: list[str], folder: Path, **variables: str) -> dict[str, str]:
 
 
 def environment(**variables: str) -> dict[str, str]:
+    """With the package that is tested here, installed or not, unless another path is given."""
     ours = ("PYSPARK_", "SPARK_", "PYTHONPATH")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    kept["PYTHONPATH"] = str(Path(str(forebay.__file__)).resolve().parents[1])
     return {**kept, "JAVA_HOME": str(find_java().home), "SPARK_LOCAL_IP": "127.0.0.1", **variables}
 
 

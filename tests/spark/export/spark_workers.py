@@ -12,11 +12,17 @@ from typing import Any
 
 from tests.spark.export.bed import open_bed
 
+import forebay
 from forebay.errors import LimitExceeded, Unavailable
 
 
 def double(number: int) -> int:
     return 2 * number
+
+
+def imported_from(number: int) -> str:
+    """The package that an executor works with."""
+    return str(forebay.__file__)
 
 
 def killed_once(directory: str, number: int) -> int:
@@ -39,15 +45,17 @@ def refuse(number: int) -> int:
 
 
 def main(directory: str, master: str = "") -> None:
-    """Export with a Spark of one's own; on one machine stop before the commit and wait to be killed."""
+    """Export with a Spark of one's own; on one machine stop before the commit and wait to be killed. On four
+    executors tell which packages they work with."""
     from forebay.spark import session
     from forebay.spark.export import export
+    from forebay.spark.export._spread import spread
 
     bed = open_bed(Path(directory))
     if master == "cluster":
-        os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])
         conf: dict[str, Any] = {"spark.master": "local-cluster[4,1,512]", "spark.executor.memory": "512m"}
         spark = session("test", **conf)
+        print(*sorted(set(spread(imported_from, range(8), spark=spark))), flush=True)  # noqa: T201
         export(bed.config(table="cluster", dead_letter="topic:dead_cluster"), spark=spark)
         spark.stop()
         return

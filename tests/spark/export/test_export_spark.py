@@ -15,6 +15,7 @@ import pytest
 from tests.spark.export.bed import Bed, all_places, order, places
 from tests.spark.export.spark_workers import double, killed_once, refuse, unreachable
 
+import forebay
 from forebay.errors import LimitExceeded, Unavailable
 from forebay.spark.export import BadRecords, Exporter, RecordsTrimmed, export, spark_runner
 from forebay.spark.export._spread import _attempts_of, spread
@@ -124,8 +125,20 @@ def test_four_executors_give_the_same_table_bit_for_bit(bed: Bed, java: None) ->
     bed.fill(400, appends=20)
     bed.send([b"{bad"])
     root = Path(__file__).resolve().parents[3]
-    command = [sys.executable, "-m", "tests.spark.export.spark_workers", str(bed.directory), "cluster"]
-    subprocess.run(command, cwd=root, check=True, timeout=1500, stderr=subprocess.DEVNULL)
+    # Executors have what is on this path: the package that is tested here, installed or not, and the tests.
+    package = Path(str(forebay.__file__)).resolve()
+    path = os.pathsep.join([str(package.parents[1]), str(root)])
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.spark.export.spark_workers", str(bed.directory), "cluster"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+        timeout=1500,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert ran.stdout.splitlines()[-1] == str(package)
     export(bed.config(table="here", dead_letter="topic:dead_here"))
     keys = [("_partition", "ascending"), ("_offset", "ascending")]
     assert bed.rows(table="cluster").sort_by(keys).equals(bed.rows(table="here").sort_by(keys))
