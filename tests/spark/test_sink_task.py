@@ -111,9 +111,16 @@ def test_a_topic_per_row_and_a_topic_for_the_rest(tmp_path: Path) -> None:
         assert found(tmp_path, topic) == expected(2, iter(range(place, ROWS, 3)))
 
 
+def test_rows_keep_their_order_whether_they_name_the_topic_or_leave_it_to_the_option(tmp_path: Path) -> None:
+    staged_into(tmp_path, 3, arriving(500, ["t", None]))
+    assert found(tmp_path, "t") == expected(3, iter(range(ROWS)))
+
+
+@pytest.mark.parametrize(("partitions", "topics"), [(4, None), (1, ["one", "two", "three", None])])
 def test_rows_are_routed_with_enough_others_of_their_partition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int, topics: list[str | None] | None
 ) -> None:
+    """Were they routed with as many as one of many topics needs, an object would have too many parts."""
     routed: list[int] = []
     together = _log_sink._together
 
@@ -122,7 +129,7 @@ def test_rows_are_routed_with_enough_others_of_their_partition(
         return together(batches)
 
     monkeypatch.setattr(_log_sink, "_together", counted)
-    staged_into(tmp_path, 4, arriving(100))
+    staged_into(tmp_path, partitions, arriving(100, topics))
     least = 4 * ROWS_PER_PARTITION
     # How many partitions there are is known once the first rows are routed.
     assert [least <= rows < least + 100 for rows in routed[1:-1]] == [True] * (len(routed) - 2)

@@ -16,6 +16,7 @@ chooses; rows without a key go to one partition per task.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ __all__ = ["LogBatchWriter", "LogSinkOptions", "LogStreamWriter", "current_task"
 STAGE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of rows a task gathers for one object."""
 ROWS_PER_PARTITION: Final = 256
-"""Rows for each partition of a topic that are routed together: every part of a batch has its price."""
+"""Rows for each partition of all topics that are routed together: every part of a batch has its price."""
 COLUMNS: Final = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
@@ -133,7 +134,7 @@ class _Task:
         self._bytes += batch.nbytes
         self._arrived.append(batch)
         self._arrived_rows += batch.num_rows
-        if self._arrived_rows >= ROWS_PER_PARTITION * max(self._partitions.values(), default=1):
+        if self._arrived_rows >= ROWS_PER_PARTITION * (sum(self._partitions.values()) or 1):
             self._route()
         if self._bytes >= STAGE_BYTES:
             self.flush()
@@ -155,12 +156,19 @@ class _Task:
             yield from self._groups_of(str(self._options.topic), batch)
             return
         topics = batch.column("topic")
-        for topic in pc.unique(topics).to_pylist():
-            name = self._options.topic if topic is None else topic
-            if name is None:
-                raise UsageError("a row has no topic", hint='fill the column, or .option("topic", ...)')
-            chosen = topics.is_null() if topic is None else pc.equal(topics, topic)
-            yield from self._groups_of(name, batch.filter(chosen))
+        if self._options.topic is not None:
+            topics = topics.fill_null(self._options.topic)
+        elif topics.null_count:
+            raise UsageError("a row has no topic", hint='fill the column, or .option("topic", ...)')
+        encoded = topics.dictionary_encode()
+        counts, order = _sorted(np.asarray(encoded.indices))
+        if len(counts) > 1:
+            batch = batch.take(pa.array(order))
+        bounds = [0, *itertools.accumulate(counts.tolist())]
+        for topic, (first, last) in zip(
+            encoded.dictionary.to_pylist(), itertools.pairwise(bounds), strict=True
+        ):
+            yield from self._groups_of(topic, batch.slice(first, last - first))
 
     def _groups_of(self, topic: str, batch: pa.RecordBatch) -> Iterator[AppendGroup]:
         records = _records(batch)
@@ -168,9 +176,7 @@ class _Task:
         if isinstance(chosen, int):
             yield AppendGroup(topic, chosen, records)
             return
-        counts = np.bincount(chosen)
-        # A stable sort of few bits is a radix sort.
-        order = np.argsort(chosen.astype(np.min_scalar_type(len(counts))), kind="stable")
+        counts, order = _sorted(chosen)
         partitions = np.flatnonzero(counts)
         pieces = pieces_of(_taken(records, order), counts[partitions].tolist())
         for partition, piece in zip(partitions.tolist(), pieces, strict=True):
@@ -211,6 +217,13 @@ def _together(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
     if len(batches) <= 1:
         return list(batches)
     return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
+
+
+def _sorted(places: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How many rows each place has, and the rows in the order of their places."""
+    counts = np.bincount(places)
+    # A stable sort of few bits is a radix sort.
+    return counts, np.argsort(places.astype(np.min_scalar_type(len(counts))), kind="stable")
 
 
 def _records(batch: pa.RecordBatch) -> BytesBatch:
