@@ -11,13 +11,14 @@ import socket
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 import forebay
@@ -198,6 +199,18 @@ def test_the_session_is_quiet_local_and_ours(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.sparkContext.master == "local[2,3]"
     assert forebay.spark.session() is spark or forebay.spark.session().sparkContext is spark.sparkContext
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda spark: spark.range(1).select("nope"), lambda spark: spark.sql("select nope(1)")]
+)
+def test_a_query_that_is_wrong_is_one_exception(
+    spark: SparkSession, capfd: pytest.CaptureFixture[str], wrong: Callable[[SparkSession], object]
+) -> None:
+    """PySpark printed it as well, ten kilobytes with the stack of the JVM."""
+    with pytest.raises(AnalysisException, match="nope"):
+        wrong(spark)
+    assert capfd.readouterr().err == ""
 
 
 def test_another_thread_gets_the_session_as_it_is(spark: SparkSession) -> None:

@@ -18,6 +18,8 @@ What is set, and why:
 * JVM and Python talk through Unix domain sockets, which costs about a tenth less than loopback.
 * As many shuffle partitions as cores; Spark's 200 are for a cluster.
 * A failed task is tried three times, as on a cluster. Plain local mode gives up at the first killed worker.
+* PySpark prints an error of a query, as JSON with the stack of the JVM, before it raises it. Here it is only
+  raised: a misspelt column is one exception.
 * Spark's log is at level error. What the JVM prints before it has read its log settings goes into a file,
   whose end is shown where the start fails.
 
@@ -35,6 +37,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shlex
 import sys
@@ -62,6 +65,8 @@ DRIVER_MEMORY_MAX: Final = 4 << 30
 """The driver gets a quarter of the machine's memory, within these bounds."""
 ARCHIVE_SETTLED_S: Final = 120
 """Age at which a class archive counts as written to its end; a torn one is refused by the JVM itself."""
+QUERY_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""What prints errors of queries that are raised anyway."""
 LOG_TAIL_CHARS: Final = 2000
 """How much of Spark's own output an error shows."""
 
@@ -124,6 +129,7 @@ def session(
     if cores is not None and (type(cores) is not int or cores < 1):
         raise UsageError(f"cores is {cores!r}", hint="a number from 1 on, or None for all of the machine")
     try:
+        from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
         from pyspark.sql.utils import is_remote
     except ImportError as error:
@@ -133,6 +139,8 @@ def session(
     remote = _remote(chosen)
     if not _is_running():
         chosen = _prepared(chosen, remote, cores, fast_start)
+        for name in QUERY_LOGGERS:
+            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     builder = SparkSession.builder.appName(app)
     if remote:
         builder = builder.remote(remote)
