@@ -61,7 +61,7 @@ STAGED_AGE_MS_MAX: Final = 20 * 60_000
 COMMIT_S_MAX: Final = 20 * 60.0
 """Seconds a commit may take from then on, still far below the grace."""
 PUBLICATION_BYTES_MAX: Final = 900_000
-"""Largest list of appends: it is one record of the coordinator, about 15,000 appends."""
+"""Largest list of appends: it is one record of the coordinator, about 9,000 appends."""
 ATTEMPTS_MAX: Final = 50
 """Tries against others that publish under the same name; each that fails means that another succeeded."""
 NAME_CHARS_MAX: Final = 58
@@ -226,7 +226,7 @@ class Publications:
                 "PUBLICATION_BYTES_MAX",
                 limit=PUBLICATION_BYTES_MAX,
                 actual=len(value),
-                hint="fewer tasks or fewer partitions per batch: coalesce before writing",
+                hint="fewer rows, tasks or partitions per batch: each object has an append per partition",
             )
         try:
             when = ABSENT if version is None else version
