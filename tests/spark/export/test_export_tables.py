@@ -246,8 +246,11 @@ def test_tables_are_partitioned_by_date_and_columns(bed: Bed, kind: str) -> None
     if kind != "parquet":
         assert set(table.column("who").to_pylist()) == {None, "a/b =c", *(f"user-{n}" for n in range(7))}
         assert {str(day) for day in table.column("at_date").to_pylist()} == {"2026-11-16"}
-    with pytest.raises(UsageError, match="partitioned"):
+    with pytest.raises(UsageError, match="partitioned by at_date, who, the export by who"):
         export(bed.config(kind, partition_by=("who",)))
+    with pytest.raises(UsageError, match="the export by nothing") as caught:
+        export(bed.config(kind))
+    assert "--partition-by" in caught.value.hint
 
 
 def test_parquet_partitions_are_directories_that_others_understand(bed: Bed) -> None:

@@ -233,8 +233,9 @@ class Exporter:
                 )
         if handle.partition_by != self._partitioning.columns:
             raise UsageError(
-                f"the table is partitioned by {handle.partition_by}, not {self._partitioning.columns}",
-                hint="partitioning is decided when the table is created",
+                f"the table is partitioned by {_listed(handle.partition_by)}, "
+                f"the export by {_listed(self._partitioning.columns)}",
+                hint="partitioning is decided when the table is created: give the --partition-by of then",
             )
 
     # -- the plan
@@ -405,6 +406,10 @@ def _without(schema: pa.Schema, taken: set[str]) -> pa.Schema:
         if is_name(each.name) and each.name.lower() not in taken:
             kept.setdefault(each.name.lower(), each)
     return pa.schema(list(kept.values()))
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(columns) or "nothing"
 
 
 def _check_columns(kinds: Iterable[pa.DataType]) -> None:
