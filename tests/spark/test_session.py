@@ -201,6 +201,24 @@ def test_the_session_is_quiet_local_and_ours(spark: SparkSession) -> None:
     assert forebay.spark.session() is spark or forebay.spark.session().sparkContext is spark.sparkContext
 
 
+def session_beside(folder: Path) -> str:
+    """What is said where a session is asked for beside some files."""
+    asked = "import forebay.spark; forebay.spark.session()"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    ended = subprocess.run(
+        [sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=False
+    )
+    return ended.stderr
+
+
+def test_a_pyspark_that_cannot_be_imported_is_not_called_missing(tmp_path: Path) -> None:
+    """A file of the job's that is called like a module of Python's hides it from PySpark."""
+    (tmp_path / "py4j.py").write_text("from nowhere import nothing\n")
+    assert "PySpark cannot be imported: No module named 'nowhere'" in session_beside(tmp_path)
+    (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError(name='pyspark')\n")
+    assert "PySpark is not installed" in session_beside(tmp_path)
+
+
 @pytest.mark.parametrize(
     "wrong", [lambda spark: spark.range(1).select("nope"), lambda spark: spark.sql("select nope(1)")]
 )

@@ -133,7 +133,7 @@ def session(
         from pyspark.sql import SparkSession
         from pyspark.sql.utils import is_remote
     except ImportError as error:
-        raise Unsupported("PySpark is not installed", hint="pip install 'forebay[spark]'") from error
+        raise _not_imported(error) from error
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     chosen = {_setting(name): _value(value) for name, value in conf.items()}
     remote = _remote(chosen)
@@ -156,6 +156,16 @@ def session(
         _tell_slots(spark)
     _register(spark)
     return spark
+
+
+def _not_imported(error: ImportError) -> Unsupported:
+    """It may be there, and something that it needs may not, or be hidden by a file of the same name."""
+    if error.name == "pyspark":
+        return Unsupported("PySpark is not installed", hint="pip install 'forebay[spark]'")
+    return Unsupported(
+        f"PySpark cannot be imported: {error}",
+        hint="is a file beside the job named like a module (queue.py)? If not: pip install 'forebay[spark]'",
+    )
 
 
 def _prepared(chosen: dict[str, str], remote: str, cores: int | None, fast_start: bool) -> dict[str, str]:
